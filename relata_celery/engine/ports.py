@@ -1,0 +1,53 @@
+"""What the engine asks of a store: the whole border between use cases and MongoDB.
+
+The engine is written against these protocols; :mod:`relata_celery.store` fulfils them. Every
+method takes and returns batches, may be called from any thread, has a deadline of its own
+(seconds, never for ever), and raises :class:`~relata_celery.domain.errors.StoreUnavailable` when
+the server cannot be reached and :class:`~relata_celery.domain.errors.StoreError` otherwise.
+After ``StoreUnavailable`` it is unknown whether a write happened; each method says what calling it
+again does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from relata_celery.domain.job import Claim, ClaimedJob, NewJob
+from relata_celery.domain.outcome import Loss, Reaped, Settlement, Verdict
+
+
+class JobQueue(Protocol):
+    """The leased queue."""
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[bool]:
+        """Insert jobs as ``queued``; for each, say whether it was inserted (True) or its id existed."""
+
+    def claim(
+        self, queues: Collection[str], limit: int, owner: str, lease_s: float
+    ) -> list[ClaimedJob]:
+        """Lease up to ``limit`` due jobs of ``queues`` to ``owner``, highest priority and oldest first."""
+
+    def claim_by_id(self, job_id: str, owner: str, lease_s: float) -> ClaimedJob | None:
+        """Lease this one job if it is queued and due."""
+
+    def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Loss]:
+        """Push the end of these leases to the server's now plus ``lease_s``; return the lost ones."""
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        """End attempts, each only if its claim holds; one verdict per settlement, in order."""
+
+    def reap(self, limit: int, retention_s: float | None) -> list[Reaped]:
+        """Move jobs whose lease ran out back to ``queued``, or to ``failed`` when no attempt is left."""
+
+    def publish_followups(self, ids: Sequence[str], jobs: Sequence[NewJob]) -> None:
+        """Insert the jobs that settled jobs ``ids`` asked for (idempotent), then clear their ``followups``."""
+
+    def stuck_followups(self, limit: int) -> list[tuple[str, tuple[Mapping[str, Any], ...]]]:
+        """Settled jobs whose follow-ups were not published within ten seconds of their end."""
+
+    def record_progress(self, claim: Claim, fraction: float | None, note: str | None) -> bool:
+        """Write a running job's progress if the claim holds; False when it is lost."""
+
+    def next_due_in(self, queues: Collection[str]) -> float | None:
+        """Seconds until the earliest queued job of ``queues`` is due; None when there is none."""
