@@ -73,12 +73,14 @@ class RetryRequested:
     """The handler asked to be run again (Celery's ``self.retry``), after ``delay_s`` seconds.
 
     ``message`` replaces the stored one when the handler changed arguments or headers.
+    ``followups`` are published only if no attempt is left, so that the job fails.
     """
 
     delay_s: float
     error: ErrorInfo | None = None
     message: Mapping[str, Any] | None = None
     duration_ms: int | None = None
+    followups: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,6 @@ class Settlement:
     retention_s: float | None = None
     ignored: bool = False
     delete: bool = False
-
 
 
 @dataclass(frozen=True, slots=True)
