@@ -12,7 +12,7 @@ from relata_celery.demo.run import run_demo
     "--documents",
     metavar="DIR",
     type=click.Path(),
-    help="A folder with text, Markdown, HTML or PDF files. Default: the documents that come with the package.",
+    help="A folder of text, Markdown, HTML or PDF files; default: documents shipped with the package.",
 )
 @click.option("--keep", is_flag=True, help="Keep the run's database, its logs and its journal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; progress goes to stderr.")

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXTRA = ("pypdf", "bs4", "httpx", "rich")
+from relata_celery.domain.errors import RelataError
+
+EXTRA = ("pypdf", "bs4", "httpx")
 EXTRA_NAMES = {"bs4": "beautifulsoup4"}
 GOODBYE_S = 30.0
 
@@ -34,13 +36,12 @@ def run_demo(
     missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
     if missing:
         names = ", ".join(EXTRA_NAMES.get(name, name) for name in missing)
-        return _refuse(f"the demo needs {names}: pip install 'relata-celery[demo]'")
+        return _refuse(f"the demo needs {names}: pip install 'relata_celery[demo]'")
     if os.name != "posix":
         return _refuse("the demo kills a process group, which only POSIX systems have; it does not run here")
 
     from relata_celery.demo import extraction
     from relata_celery.demo.session import Options
-    from relata_celery.demo.storage import drop_database, with_database
 
     folder = extraction.shipped_documents() if documents is None else Path(documents)
     leave_out = ("SOURCES.md",) if documents is None else ()
@@ -54,8 +55,8 @@ def run_demo(
 
     name = f"relata_demo_{secrets.token_hex(4)}"
     try:
-        uri = with_database(_server_uri(), name)
-    except ValueError as wrong:
+        uri = uri_of(name)
+    except (ValueError, RelataError) as wrong:
         return _refuse(str(wrong))
     options = Options(str(folder.resolve()), name, leave_out, keep, as_json, crash, timeout_s)
     try:
@@ -64,16 +65,31 @@ def run_demo(
         if keep:
             _say_how_to_look(name, as_json)
         else:
-            drop_database(uri)
+            _clear_away(uri, name)
 
 
-def _server_uri() -> str:
+def uri_of(name: str) -> str:
+    """The URI, with its credentials, of the database ``name`` on the server that a run uses."""
+    from relata_celery.demo.storage import with_database
+
     given = os.environ.get("RELATA_MONGODB_URI")
     if given:
-        return given
+        return with_database(given, name)
     from relata_celery import embedded
 
-    return str(embedded.uri())
+    return with_database(embedded.uri(), name)
+
+
+def _clear_away(uri: str, name: str) -> None:
+    from pymongo.errors import PyMongoError
+
+    from relata_celery.demo.storage import drop_database
+
+    try:
+        drop_database(uri)
+    except PyMongoError as failure:
+        # Its text can hold the address; the name is enough to remove it by hand.
+        print(f"the database {name} could not be dropped: {type(failure).__name__}", file=sys.stderr)
 
 
 def _run(options: str, uri: str) -> int:
@@ -99,9 +115,10 @@ def _status(returned: int) -> int:
 
 
 def _say_how_to_look(name: str, as_json: bool) -> None:
+    command = f"{sys.executable} -c 'from relata_celery.demo.run import uri_of; print(uri_of(\"{name}\"))'"
     print(
         f"The database {name} is kept. To look at it:\n"
-        f"  export RELATA_MONGODB_URI=<your server's URI with /{name} as its database>\n"
+        f'  export RELATA_MONGODB_URI="$({command})"\n'
         "  celery -A relata_celery relata jobs list",
         file=sys.stderr if as_json else sys.stdout,
     )
