@@ -106,6 +106,24 @@ def _clean(text: object) -> str:
     return plain if len(plain) <= 500 else plain[:500] + "…"
 
 
+def value_problem(exc: BaseException) -> str:
+    """Why BSON could not encode a value, in words that do not repeat it."""
+    # The driver's own text repeats the whole document, which holds the job's arguments.
+    if isinstance(exc, driver.DocumentTooLarge):
+        return _clean(exc)
+    if isinstance(exc, OverflowError):
+        return "it holds an integer of more than 64 bits"
+    if isinstance(exc, UnicodeError):
+        return "it holds a text that is not valid Unicode (a lone surrogate)"
+    if isinstance(exc, RecursionError):
+        return "it is nested too deeply"
+    if found := re.search(r"of type: (<class '[^']*'>)\s*$", str(exc)):
+        return f"it holds a value of {found.group(1)}, which BSON cannot encode"
+    if "null" in str(exc).lower():
+        return "it holds a key with a NUL character"
+    return "it holds a value that BSON cannot encode"
+
+
 def _bulk_failure(exc: driver.BulkWriteError) -> StoreError:
     # Its own text holds the documents written, so only codes and the server's words are kept.
     details: Any = exc.details or {}
@@ -128,7 +146,7 @@ def store_error(exc: BaseException) -> StoreError:
     if isinstance(exc, driver.PyMongoError) and exc.timeout:
         return StoreUnavailable(f"MongoDB did not answer in time: {_clean(exc)}")
     if isinstance(exc, (BSONError, OverflowError, UnicodeError, driver.DocumentTooLarge)):
-        return StoreError(f"MongoDB cannot store this value: {_clean(exc)}")
+        return StoreError(f"MongoDB cannot store a value: {value_problem(exc)}")
     return StoreError(f"MongoDB refused: {_clean(exc)}")
 
 

@@ -1,0 +1,352 @@
+"""Filters and update pipelines of the queue. Pure: they return what :mod:`.jobs` sends.
+
+Three habits keep them right:
+
+- Times are computed by the server: ``$$NOW``, which is one moment for the whole command.
+- What came from outside (names, errors, messages) stands inside ``$literal``, or in a filter as a plain
+  value, so a text that begins with ``$`` stays a text.
+- A pipeline must not fail on a document that somebody edited by hand, since it runs on a batch: numbers,
+  dates and lists are checked before they are computed with.
+
+In an update pipeline ``$$REMOVE`` unsets, and every expression of one stage reads the document as it was
+before that stage. What a person does by hand has its queries in :mod:`.by_hand_queries`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from relata_celery.domain.job import AttemptOutcome, Claim, ErrorClass, JobState
+from relata_celery.domain.outcome import Settlement
+
+from .client import Document
+from .codec import encoded_document, exception_document
+
+Pipeline = list[Mapping[str, Any]]
+
+#: Of a job's history the first and the newest attempts are kept, and the dropped ones counted.
+HISTORY_FIRST = 5
+HISTORY_NEWEST = 45
+LEASE_EXPIRED = "lease expired"
+#: Follow-ups older than this are stuck: whoever settled the job died before publishing them.
+STUCK_AFTER_MS = 10_000
+
+QUEUED = JobState.QUEUED.value
+RUNNING = JobState.RUNNING.value
+FAILED = JobState.FAILED.value
+CANCELLED = JobState.CANCELLED.value
+RANKS = list(range(10))
+
+NOW = "$$NOW"
+REMOVE = "$$REMOVE"
+
+
+# ---------------------------------------------------------------- pieces
+
+
+def literal(value: Any) -> Document:
+    """The value itself, whatever it looks like."""
+    return {"$literal": value}
+
+
+def later(seconds: float) -> Any:
+    """The server's now plus ``seconds``."""
+    return {"$add": [NOW, round(seconds * 1000)]} if seconds else NOW
+
+
+def expire_at(retention_s: float | None) -> Any:
+    return REMOVE if retention_s is None else later(retention_s)
+
+
+def _number(field: str) -> Document:
+    return {"$cond": [{"$isNumber": field}, field, 0]}
+
+
+def _list(field: str) -> Document:
+    return {"$cond": [{"$isArray": field}, field, []]}
+
+
+def has_type(field: str, kind: str) -> Document:
+    return {"$eq": [{"$type": field}, kind]}
+
+
+def by_fence(pairs: Iterable[tuple[Any, Any]]) -> Document:
+    """A filter for these ids, each only under its own fence.
+
+    ``_id`` stands at the top also when there are several fences: the ids' bounds then come from it, and
+    the ``$or`` is only checked on the documents found.
+    """
+    groups: dict[Any, list[Any]] = defaultdict(list)
+    for job_id, fence in pairs:
+        groups[fence].append(job_id)
+    if len(groups) == 1:
+        ((fence, ids),) = groups.items()
+        return {"_id": {"$in": ids}, "fence": fence}
+    every = [job_id for ids in groups.values() for job_id in ids]
+    branches = [{"fence": fence, "_id": {"$in": ids}} for fence, ids in groups.items()]
+    return {"_id": {"$in": every}, "$or": branches}
+
+
+def held(claim: Claim) -> Document:
+    """The filter of every write that assumes ownership."""
+    return {"_id": claim.id, "state": RUNNING, "fence": claim.fence, "lease.owner": claim.owner}
+
+
+def with_entry(entry: Document) -> Document:
+    """``history`` and ``history_skipped`` with one more entry, capped."""
+    history, cap = _list("$history"), HISTORY_FIRST + HISTORY_NEWEST
+    size = {"$size": history}
+    capped = [{"$slice": [history, HISTORY_FIRST]}, {"$slice": [history, 1 - HISTORY_NEWEST]}, [entry]]
+    dropped = {"$max": [0, {"$subtract": [{"$add": [size, 1]}, cap]}]}
+    skipped = {"$add": [_number("$history_skipped"), dropped]}
+    return {
+        "history": {
+            "$cond": [
+                {"$lt": [size, cap]},
+                {"$concatArrays": [history, [entry]]},
+                {"$concatArrays": capped},
+            ]
+        },
+        "history_skipped": {"$cond": [{"$gt": [skipped, 0]}, skipped, "$history_skipped"]},
+    }
+
+
+def entry_of(
+    number: Any,
+    outcome: AttemptOutcome,
+    error_class: ErrorClass | None = None,
+    error: str | None = None,
+    duration_ms: int | None = None,
+) -> Document:
+    entry: Document = {
+        "number": number,
+        "fence": "$fence",
+        "started_at": "$started_at",
+        "ended_at": NOW,
+        "duration_ms": {"$cond": [has_type("$started_at", "date"), {"$subtract": [NOW, "$started_at"]}, 0]}
+        if duration_ms is None
+        else literal(duration_ms),
+        "worker": "$lease.owner",
+        "outcome": outcome.value,
+    }
+    if error_class is not None:
+        entry["error_class"] = error_class.value
+    if error is not None:
+        entry["error"] = literal(error)
+    return entry
+
+
+# ---------------------------------------------------------------- claim and renew
+
+
+#: A queued job's time has come, by the server's clock.
+DUE: Mapping[str, Any] = {"$lte": ["$run_at", NOW]}
+
+
+def due(queues: Collection[str]) -> Document:
+    """Queued jobs of these queues whose time has come, by the server's clock."""
+    return {"state": QUEUED, "queue": {"$in": list(queues)}, "$expr": DUE}
+
+
+#: The order of claiming; the claim index gives it without a sort, by merging one scan per queue.
+CLAIM_ORDER = [("rank", 1), ("run_at", 1)]
+
+#: What a claim reads of a document. ``expired`` and ``now`` are the server's answers.
+CLAIM_FIELDS: Mapping[str, Any] = {
+    "type": 1,
+    "queue": 1,
+    "rank": 1,
+    "priority": 1,
+    "message": 1,
+    "attempts": 1,
+    "max_attempts": 1,
+    "fence": 1,
+    "item_id": 1,
+    "snoozes": 1,
+    "expired": {"$and": [has_type("$expires_at", "date"), {"$lte": ["$expires_at", NOW]}]},
+    "now": NOW,
+}
+
+
+def take(owner: str, ticket: str, lease_s: float) -> Pipeline:
+    """Queued to running, under the next fence. ``ticket`` marks what this very call has won."""
+    return [
+        {
+            "$set": {
+                "state": RUNNING,
+                "fence": {"$add": ["$fence", 1]},
+                "attempts": {"$add": ["$attempts", 1]},
+                "started_at": NOW,
+                "lease": {"owner": literal(owner), "until": later(lease_s), "ticket": literal(ticket)},
+                # Left behind when somebody queued a finished job with a plain $set: TTL would
+                # remove it while it runs.
+                "finished_at": REMOVE,
+                "expire_at": REMOVE,
+                "custom": REMOVE,
+            }
+        }
+    ]
+
+
+def refuse(reason: str, retention_s: float | None) -> Pipeline:
+    """Queued to failed, touching nothing that may be of the wrong type."""
+    return [
+        {
+            "$set": {
+                "state": FAILED,
+                "error": literal(reason),
+                "error_class": ErrorClass.PERMANENT.value,
+                "finished_at": NOW,
+                "expire_at": expire_at(retention_s),
+                "unique_live": REMOVE,
+                "lease": REMOVE,
+            }
+        }
+    ]
+
+
+def renewable(claims: Iterable[Claim], owner: str) -> Document:
+    """The documents of these claims of one owner that still hold, and that nobody asked to stop."""
+    return {
+        **by_fence((claim.id, claim.fence) for claim in claims),
+        "state": RUNNING,
+        "lease.owner": owner,
+        "cancel_requested": {"$ne": True},
+    }
+
+
+def prolong(lease_s: float) -> Pipeline:
+    """Push the lease's end to the server's now plus ``lease_s``."""
+    return [{"$set": {"lease.until": later(lease_s)}}]
+
+
+def progress(fraction: float | None, note: str | None) -> Pipeline:
+    """Note how far the job says it is."""
+    return [{"$set": {"progress": {"fraction": literal(fraction), "note": literal(note), "at": NOW}}}]
+
+
+def custom_state(state: str, meta: Any) -> Pipeline:
+    """Note a state of the app's own (Celery's ``update_state``)."""
+    return [{"$set": {"custom": {"state": literal(state), "meta": literal(meta), "at": NOW}}}]
+
+
+# ---------------------------------------------------------------- settle
+
+
+def settle(settlement: Settlement) -> Pipeline:
+    """The end of an attempt: to its state, with its history entry, its result or error, its follow-ups."""
+    error = settlement.error
+    fields: Document = {"state": settlement.state.value, "lease": REMOVE, "custom": REMOVE}
+    if settlement.recorded is not None:
+        fields |= with_entry(
+            entry_of(
+                literal(settlement.attempt),
+                settlement.recorded,
+                None if error is None else error.error_class,
+                None if error is None else error.text,
+                settlement.duration_ms,
+            )
+        )
+    if settlement.recorded is AttemptOutcome.SNOOZED:
+        fields["snoozes"] = {"$add": [_number("$snoozes"), 1]}
+    if error is not None:
+        fields["error"] = literal(error.text)
+        fields["error_class"] = error.error_class.value
+        fields["exception"] = literal(exception_document(error))
+    if settlement.restart:
+        fields["attempts"] = literal(0)
+    elif not settlement.counted:
+        fields["attempts"] = {"$max": [0, {"$subtract": [_number("$attempts"), 1]}]}
+    for name in ("message", "type", "max_attempts"):
+        if (value := getattr(settlement, name)) is not None:
+            fields[name] = literal(value)
+    fields |= _ended(settlement) if settlement.state.terminal else {"run_at": later(settlement.delay_s)}
+    return [{"$set": fields}]
+
+
+def _ended(settlement: Settlement) -> Document:
+    fields: Document = {
+        "finished_at": NOW,
+        "expire_at": expire_at(settlement.retention_s),
+        "unique_live": REMOVE,
+        "result": REMOVE if settlement.result is None else literal(encoded_document(settlement.result)),
+        "ignored": literal(True) if settlement.ignored else REMOVE,
+    }
+    if settlement.followups:
+        fields["followups"] = literal([dict(followup) for followup in settlement.followups])
+    if settlement.state is JobState.SUCCEEDED:
+        fields |= {"error": REMOVE, "error_class": REMOVE, "exception": REMOVE}
+    return fields
+
+
+# ---------------------------------------------------------------- reap
+
+
+def expired() -> Document:
+    """Running jobs whose lease ran out, by the server's clock."""
+    return {"state": RUNNING, "$expr": {"$lt": ["$lease.until", NOW]}}
+
+
+def still_expired(documents: Iterable[Mapping[str, Any]]) -> Document:
+    """The same jobs, each only if its lease has not been renewed or its fence moved since it was read."""
+    return {**expired(), **by_fence((document["_id"], document.get("fence")) for document in documents)}
+
+
+def reap(retention_s: float | None, ticket: str) -> Pipeline:
+    """Back to queued while attempts are left, else to failed; cancelled if that was asked for.
+
+    ``ticket`` in the history entry tells the reaper that did it from others who saw the same job.
+    """
+    asked = {"$eq": ["$cancel_requested", True]}
+    spent = {"$gte": ["$attempts", "$max_attempts"]}
+    state = {"$cond": [asked, CANCELLED, {"$cond": [spent, FAILED, QUEUED]}]}
+    entry = entry_of("$attempts", AttemptOutcome.LEASE_EXPIRED, ErrorClass.TRANSIENT, LEASE_EXPIRED)
+    first = {
+        "state": state,
+        "error": LEASE_EXPIRED,
+        "error_class": ErrorClass.TRANSIENT.value,
+        "exception": REMOVE,
+        **with_entry({**entry, "ticket": literal(ticket)}),
+    }
+    queued = {"$eq": ["$state", QUEUED]}
+    second = {
+        "run_at": {"$cond": [queued, NOW, "$run_at"]},
+        "finished_at": {"$cond": [queued, REMOVE, NOW]},
+        "expire_at": {"$cond": [queued, REMOVE, expire_at(retention_s)]},
+        "unique_live": {"$cond": [queued, "$unique_live", REMOVE]},
+        "lease": REMOVE,
+        "custom": REMOVE,
+    }
+    return [{"$set": first}, {"$set": second}]
+
+
+#: What reaping reads of a document.
+REAP_FIELDS: Mapping[str, Any] = {
+    "type": 1,
+    "queue": 1,
+    "fence": 1,
+    "attempts": 1,
+    "lease": 1,
+    "message": 1,
+}
+
+
+# ---------------------------------------------------------------- follow-ups and time
+
+
+def stuck() -> Document:
+    """Jobs that ended a while ago and whose follow-ups are still there."""
+    too_old = {"$lt": ["$finished_at", {"$subtract": [NOW, STUCK_AFTER_MS]}]}
+    return {"followups": {"$exists": True}, "$expr": too_old}
+
+
+def waiting(queues: Collection[str]) -> Document:
+    """Queued jobs of these queues. Naming every rank lets the claim index give them by ``run_at``, by
+    merging one scan per queue and rank."""
+    return {"state": QUEUED, "queue": {"$in": list(queues)}, "rank": {"$in": RANKS}}
+
+
+#: How long until a queued job is due, by the server's clock; below zero when it is.
+WAIT_FIELDS: Mapping[str, Any] = {"_id": 0, "wait_ms": {"$subtract": ["$run_at", NOW]}}

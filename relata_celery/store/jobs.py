@@ -1,0 +1,391 @@
+"""The leased queue on MongoDB: every conditional write of a worker on ``relata_jobs``.
+
+Invariants:
+
+- A claim raises the fence by one; whoever renews or settles names the fence it was given. A filter that
+  matches nothing means that the lease is lost, and is reported, never passed over.
+- Each batch is one write. Only when it matched fewer documents than were sent is anything read back.
+- No document, however it was edited, keeps the others of its batch from being claimed, settled or reaped.
+
+After StoreUnavailable a write may or may not have happened. Enqueue, renew, settle, reap and
+publish_followups may simply be called again. So may claim, but jobs that a lost answer had already
+leased are held by nobody until their lease runs out and they are reaped.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from bson.raw_bson import RawBSONDocument
+from pymongo import DeleteOne, UpdateOne
+from pymongo.errors import BulkWriteError, OperationFailure
+
+from relata_celery.domain.errors import DuplicateJob, StoreError, StoreUnavailable
+from relata_celery.domain.job import AttemptOutcome, Claim, ClaimedJob, ErrorClass, JobState, NewJob
+from relata_celery.domain.outcome import ErrorInfo, Loss, Reaped, Settlement, Verdict
+
+from . import job_queries as queries
+from .by_hand import ByHand
+from .client import CALL_TIMEOUT_S, Database, Document, translated
+from .codec import UnreadableJob, claimed_from_document, encode_new
+from .indexes import CLAIM, ensure_indexes
+from .standing import STANDING_FIELDS, cancelled, holds, shows_end, why_lost
+
+#: After a claim lost candidates to others, the next one chooses its own among this many times as many.
+SPREAD = 4
+#: MongoDB merges at most 200 scans: ten ranks of twenty queues.
+_QUEUES_PER_SCAN = 20
+
+
+class Jobs(ByHand):
+    """The leased queue (fulfils :class:`relata_celery.engine.ports.JobQueue`), and jobs by hand.
+
+    ``default_max_attempts`` is for jobs published without their own; ``retention_failed_s`` for jobs that end
+    here without an attempt (cancelled by hand, or unreadable). Safe from any thread and over a fork.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        default_max_attempts: int = 5,
+        retention_failed_s: float | None = None,
+    ) -> None:
+        super().__init__(database, retention_failed_s=retention_failed_s)
+        self._default_max_attempts = default_max_attempts
+        self._contended = False
+
+    # ------------------------------------------------------------ enqueue
+
+    def enqueue(self, jobs: Sequence[NewJob]) -> list[bool]:
+        """Insert jobs as ``queued``; for each, whether it was inserted (True) or its id existed (False).
+
+        Raises InvalidJob, with nothing written, when one of them cannot be stored; DuplicateJob when an
+        unfinished job holds the unique key of one: the others of the batch are then published.
+        """
+        if not jobs:
+            return []
+        now = self.database.clock.now()
+        documents = [encode_new(job, now, self._default_max_attempts) for job in jobs]
+        try:
+            with translated(timeout_s=CALL_TIMEOUT_S + len(jobs) / 2000):
+                return self._insert(documents, jobs)
+        except StoreError:
+            self.database.clock.reset()
+            raise
+
+    def _insert(self, documents: Sequence[RawBSONDocument], jobs: Sequence[NewJob]) -> list[bool]:
+        inserted = [True] * len(documents)
+        try:
+            self._jobs().insert_many(documents, ordered=False)
+        except BulkWriteError as exc:
+            details: Any = exc.details
+            errors = details["writeErrors"]
+            if details["writeConcernErrors"] or any(error["code"] != 11000 for error in errors):
+                raise
+            for error in errors:
+                if "_id" not in error.get("keyPattern", ()):
+                    raise self._duplicate(jobs[error["index"]]) from None
+                inserted[error["index"]] = False
+        return inserted
+
+    def _duplicate(self, job: NewJob) -> DuplicateJob:
+        holder = self._jobs().find_one({"unique_live": job.unique_key}, {"_id": 1})
+        return DuplicateJob(str(job.unique_key), None if holder is None else str(holder["_id"]))
+
+    # ------------------------------------------------------------ claim
+
+    def claim(self, queues: Collection[str], limit: int, owner: str, lease_s: float) -> list[ClaimedJob]:
+        """Lease up to ``limit`` due jobs of ``queues`` to ``owner``, highest priority and oldest first.
+
+        Eligible: queued, ``run_at`` reached. Changed: state, fence, attempts, started_at, lease. Two round
+        trips, three when others claimed the same jobs meanwhile. A document that cannot be read is
+        failed here (permanent), and the rest is claimed.
+        """
+        if limit < 1 or not queues:
+            return []
+        seen = self._spread(queues, limit) if self._contended else self._head(queues, limit)
+        return self._take(seen, owner, lease_s)
+
+    def claim_by_id(self, job_id: str, owner: str, lease_s: float) -> ClaimedJob | None:
+        """Lease this one job if it is queued and due."""
+        query = {"_id": job_id, "state": queries.QUEUED, "$expr": queries.DUE}
+        with translated():
+            seen = list(self._jobs().find(query, queries.CLAIM_FIELDS))
+        won = self._take(seen, owner, lease_s)
+        return won[0] if won else None
+
+    def _head(
+        self, queues: Collection[str], limit: int, fields: Mapping[str, Any] = queries.CLAIM_FIELDS
+    ) -> list[Document]:
+        query = queries.due(queues)
+
+        def find(**hint: str) -> list[Document]:
+            cursor = self._jobs().find(query, fields, sort=queries.CLAIM_ORDER, limit=limit, **hint)
+            return list(cursor)
+
+        with translated():
+            try:
+                # Without the hint the planner tries other indexes too, now and then, and remembers a bad one.
+                return find(hint=CLAIM)
+            except OperationFailure as exc:
+                if "hint" not in str(exc):
+                    raise
+                ensure_indexes(self.database)
+                return find()
+
+    def _spread(self, queues: Collection[str], limit: int) -> list[Document]:
+        """Candidates chosen at random among the first ``SPREAD * limit``, within each priority."""
+        several = self._head(queues, limit * SPREAD, {"rank": 1})
+        random.shuffle(several)
+        several.sort(key=lambda document: str(document.get("rank")))
+        place = {document["_id"]: index for index, document in enumerate(several[:limit])}
+        with translated():
+            query = {"_id": {"$in": list(place)}, "state": queries.QUEUED}
+            seen = list(self._jobs().find(query, queries.CLAIM_FIELDS))
+        return sorted(seen, key=lambda document: place[document["_id"]])
+
+    def _take(self, seen: Sequence[Document], owner: str, lease_s: float) -> list[ClaimedJob]:
+        """Lease those of the seen documents that are still queued under the fence seen."""
+        candidates, unreadable = [], {}
+        for document in seen:
+            try:
+                candidates.append(claimed_from_document(document, owner))
+            except UnreadableJob as problem:
+                unreadable[document["_id"]] = str(problem)
+        self._refuse(unreadable)
+        if not candidates:
+            return []
+        ticket = secrets.token_hex(4)
+        fences = queries.by_fence((job.claim.id, job.claim.fence - 1) for job in candidates)
+        pipeline = queries.take(owner, ticket, lease_s)
+        try:
+            with translated():
+                query = {**fences, "state": queries.QUEUED}
+                taken = self._jobs().update_many(query, pipeline, hint="_id_").modified_count
+        except StoreUnavailable:
+            raise
+        except StoreError as problem:
+            if len(candidates) == 1:
+                self._refuse({candidates[0].claim.id: str(problem)})
+                return []
+            # One of them cannot be updated (it is at the size limit, say): find out which.
+            won = self._won(candidates, ticket)
+            rest = [document for document in seen if document["_id"] not in {job.claim.id for job in won}]
+            return won + [job for document in rest for job in self._take([document], owner, lease_s)]
+        self._contended = taken < len(candidates)
+        return self._won(candidates, ticket) if self._contended else candidates
+
+    def _won(self, candidates: Sequence[ClaimedJob], ticket: str) -> list[ClaimedJob]:
+        """Those of the candidates that carry this call's ticket."""
+        query = {"_id": {"$in": [job.claim.id for job in candidates]}, "lease.ticket": ticket}
+        with translated():
+            won = {document["_id"] for document in self._jobs().find(query, {"_id": 1})}
+        return [job for job in candidates if job.claim.id in won]
+
+    def _refuse(self, unreadable: Mapping[Any, str]) -> None:
+        operations = [
+            UpdateOne(
+                {"_id": job_id, "state": queries.QUEUED},
+                queries.refuse(f"job document cannot be read: {reason}", self._retention_failed_s),
+            )
+            for job_id, reason in unreadable.items()
+        ]
+        if operations:
+            with translated():
+                self._jobs().bulk_write(operations, ordered=False)
+
+    # ------------------------------------------------------------ renew
+
+    def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Loss]:
+        """Push the end of these leases to the server's now plus ``lease_s``; return the lost ones.
+
+        A job that somebody asked to cancel is not renewed and comes back as lost.
+        """
+        by_owner: dict[str, dict[Claim, None]] = defaultdict(dict)
+        for claim in claims:
+            by_owner[claim.owner][claim] = None
+        losses: list[Loss] = []
+        for owner, mine in by_owner.items():
+            with translated():
+                result = self._jobs().update_many(
+                    queries.renewable(mine, owner), queries.prolong(lease_s), hint="_id_"
+                )
+            if result.matched_count < len(mine):
+                losses += self._lost(mine)
+        return losses
+
+    def _lost(self, claims: Iterable[Claim]) -> list[Loss]:
+        claims = list(claims)
+        documents = self._standing(claim.id for claim in claims)
+        losses = []
+        for claim in claims:
+            document = documents.get(claim.id)
+            stopped = cancelled(document)
+            if not holds(document, claim):
+                losses.append(Loss(claim, stopped, why_lost(document, claim)))
+            elif stopped:
+                losses.append(Loss(claim, True, "job was asked to cancel"))
+        return losses
+
+    def _standing(self, ids: Iterable[str]) -> dict[str, Document]:
+        with translated():
+            found = self._jobs().find({"_id": {"$in": list(ids)}}, STANDING_FIELDS)
+            return {document["_id"]: document for document in found}
+
+    # ------------------------------------------------------------ settle
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        """End attempts, each only if its claim holds; one verdict per settlement, in order.
+
+        One bulk write. What matched nothing is read back: accepted if the document already shows this very
+        end (an earlier try whose answer was lost), else refused with the reason. An outcome that MongoDB
+        cannot store is refused, and the job settled as failed, so that it does not run again for nothing.
+        """
+        if not settlements:
+            return []
+        try:
+            if self._send(settlements) == len(settlements):
+                return [Verdict(settlement.claim, True) for settlement in settlements]
+        except StoreUnavailable:
+            raise
+        except StoreError as problem:
+            if len(settlements) == 1:
+                return [self._settle_unstorable(settlements[0], problem)]
+            return [verdict for settlement in settlements for verdict in self.settle([settlement])]
+        documents = self._standing(settlement.claim.id for settlement in settlements)
+        return [_verdict(settlement, documents.get(settlement.claim.id)) for settlement in settlements]
+
+    def _send(self, settlements: Sequence[Settlement]) -> int:
+        operations: list[UpdateOne | DeleteOne] = []
+        for settlement in settlements:
+            query = queries.held(settlement.claim)
+            if settlement.delete:
+                operations.append(DeleteOne(query, hint="_id_"))
+            else:
+                operations.append(UpdateOne(query, queries.settle(settlement), hint="_id_"))
+        with translated():
+            result = self._jobs().bulk_write(operations, ordered=False)
+        return result.matched_count + result.deleted_count
+
+    def _settle_unstorable(self, settlement: Settlement, problem: StoreError) -> Verdict:
+        text = f"the outcome cannot be stored: {problem}"
+        replacement = Settlement(
+            claim=settlement.claim,
+            state=JobState.FAILED,
+            recorded=AttemptOutcome.FAILED,
+            attempt=settlement.attempt,
+            error=ErrorInfo(ErrorClass.PERMANENT, text, exception="StoreError", module=StoreError.__module__),
+            retention_s=settlement.retention_s,
+            duration_ms=settlement.duration_ms,
+        )
+        if self._send([replacement]) == 1:
+            return Verdict(settlement.claim, False, f"{text}; the job was settled as failed")
+        document = self._standing([settlement.claim.id]).get(settlement.claim.id)
+        return Verdict(settlement.claim, False, why_lost(document, settlement.claim))
+
+    def delete_plain(self, claim: Claim) -> bool:
+        """Remove a plain task's document if the claim holds."""
+        with translated():
+            return self._jobs().delete_one(queries.held(claim)).deleted_count == 1
+
+    # ------------------------------------------------------------ reap
+
+    def reap(self, limit: int, retention_s: float | None) -> list[Reaped]:
+        """Move jobs whose lease ran out back to ``queued``, or to ``failed`` when no attempt is left.
+
+        A job that somebody asked to cancel becomes ``cancelled``. Returns only what this very call moved,
+        oldest first: of several reapers each job is reported by one.
+        """
+        with translated():
+            seen = list(
+                self._jobs().find(
+                    queries.expired(),
+                    queries.REAP_FIELDS,
+                    sort=[("lease.until", 1)],
+                    limit=limit,
+                )
+            )
+        if not seen:
+            return []
+        ticket = secrets.token_hex(4)
+        with translated():
+            query, pipeline = queries.still_expired(seen), queries.reap(retention_s, ticket)
+            self._jobs().update_many(query, pipeline, hint="_id_")
+            mine = {"_id": {"$in": [document["_id"] for document in seen]}, "history.ticket": ticket}
+            states = {found["_id"]: found["state"] for found in self._jobs().find(mine, {"state": 1})}
+        return [_reaped(document, states[document["_id"]]) for document in seen if document["_id"] in states]
+
+    # ------------------------------------------------------------ follow-ups, progress, time
+
+    def publish_followups(self, ids: Sequence[str], jobs: Sequence[NewJob]) -> None:
+        """Insert the jobs that settled jobs ``ids`` asked for, then clear their ``followups``.
+
+        Idempotent: a job whose id exists is there already; one whose unique key is held has nothing to add.
+        """
+        with suppress(DuplicateJob):
+            self.enqueue(jobs)
+        if ids:
+            with translated():
+                query = {"_id": {"$in": list(ids)}, "followups": {"$exists": True}}
+                self._jobs().update_many(query, {"$unset": {"followups": ""}}, hint="_id_")
+
+    def stuck_followups(self, limit: int) -> list[tuple[str, tuple[Mapping[str, Any], ...]]]:
+        """Settled jobs whose follow-ups were not published within ten seconds of their end, oldest first."""
+        with translated():
+            found = self._jobs().find(
+                queries.stuck(), {"followups": 1}, sort=[("finished_at", 1)], limit=limit
+            )
+            return [(document["_id"], tuple(document["followups"])) for document in found]
+
+    def record_progress(self, claim: Claim, fraction: float | None, note: str | None) -> bool:
+        """Write a running job's progress if the claim holds; False when it is lost."""
+        with translated():
+            result = self._jobs().update_one(
+                queries.held(claim), queries.progress(fraction, note), hint="_id_"
+            )
+        return result.matched_count == 1
+
+    def set_custom_state(self, job_id: str, state: str, meta: Any) -> bool:
+        """Note a state of the app's own on a running job (field ``custom``); the attempt's end clears it."""
+        with translated():
+            query = {"_id": job_id, "state": queries.RUNNING}
+            result = self._jobs().update_one(query, queries.custom_state(state, meta))
+        return result.matched_count == 1
+
+    def next_due_in(self, queues: Collection[str]) -> float | None:
+        """Seconds until the earliest queued job of ``queues`` is due (0: one is); None when there is none."""
+        names = list(queues)
+        waits = []
+        for start in range(0, len(names), _QUEUES_PER_SCAN):
+            query = queries.waiting(names[start : start + _QUEUES_PER_SCAN])
+            with translated():
+                found = self._jobs().find_one(query, queries.WAIT_FIELDS, sort=[("run_at", 1)])
+            if found is not None and isinstance(found.get("wait_ms"), (int, float)):
+                waits.append(max(0.0, found["wait_ms"] / 1000))
+        return min(waits, default=None)
+
+
+def _verdict(settlement: Settlement, document: Document | None) -> Verdict:
+    if shows_end(document, settlement):
+        return Verdict(settlement.claim, True)
+    return Verdict(settlement.claim, False, why_lost(document, settlement.claim))
+
+
+def _reaped(document: Document, state: str) -> Reaped:
+    lease, message, attempts = (document.get(name) for name in ("lease", "message", "attempts"))
+    return Reaped(
+        id=str(document["_id"]),
+        type=str(document.get("type")),
+        queue=str(document.get("queue")),
+        fence=int(document.get("fence") or 0),
+        attempt=attempts if isinstance(attempts, int) else 0,
+        state=JobState(state),
+        owner=str(lease.get("owner")) if isinstance(lease, Mapping) else "",
+        message=message if isinstance(message, Mapping) else None,
+    )
