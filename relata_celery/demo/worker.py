@@ -25,6 +25,7 @@ def worker_environment(
         "RELATA_MONGODB_URI": uri,
         "RELATA_LEASE_DURATION": str(LEASE_S),
         "RELATA_HEARTBEAT_PERIOD": str(HEARTBEAT_S),
+        "RELATA_REAP_PERIOD": "1",
         "RELATA_POLL_INTERVAL": "0.5",
         "RELATA_AI_CONCURRENCY": str(SLOTS),
         "RELATA_DEMO_JOURNAL": str(journal),
