@@ -63,7 +63,7 @@ def classify(exc: BaseException) -> ErrorClass:
     """The class of a failure; whatever is not recognised is transient."""
     if isinstance(exc, JobError):
         given = _attribute(exc, "error_class")
-        return given if isinstance(given, ErrorClass) else ErrorClass.TRANSIENT
+        return given if type(given) is ErrorClass else ErrorClass.TRANSIENT
     for cls in type(exc).__mro__:
         known = _BY_NAME.get((_root_of(cls), cls.__name__))
         if known is not None:
@@ -299,10 +299,16 @@ def _scaled(number: float | None, factor: float) -> float | None:
     return None if number is None else number * factor
 
 
-def _bounded(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+def _bounded(value: Any) -> float | None:
+    if type(value) is bool or not issubclass(type(value), (int, float)):
         return None
-    return float(min(max(value, 0.0), MAX_RETRY_AFTER_S))
+    try:
+        number = float(value)
+    except OverflowError:
+        return MAX_RETRY_AFTER_S if value > 0 else 0.0
+    except Exception:
+        return None
+    return None if math.isnan(number) else min(max(number, 0.0), MAX_RETRY_AFTER_S)
 
 
 def _attribute(owner: object, name: str) -> Any:

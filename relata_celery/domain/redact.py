@@ -72,11 +72,9 @@ _WINDOW = 4 * MAX_TEXT
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LINE_ENDS = re.compile(r"\r\n?")
-_USERINFO = re.compile(r"(?<=://)[^\s/?#'\"<>]{1,500}@")
-_SECRET_NAME = (
-    r"(?:[a-z0-9_-]{0,40}(?:api[_-]?key|token|secret|passw(?:or)?d|credential|signature)[a-z0-9_-]{0,40}|key|sig|pwd)"
-)
-_QUERY = re.compile(rf"(?i)([?&]{_SECRET_NAME}=)[^&\s'\"<>#]+")
+_USERINFO = re.compile(r"(?<=://)[^\s/?#'\"<>]+@")
+_SECRET = r"api[_-]?key|token|secret|passw(?:or)?d|credential|signature"
+_QUERY = re.compile(rf"(?i)([?&](?:[\w-]{{0,40}}(?:{_SECRET})[\w-]{{0,40}}|key|sig|pwd)=)[^&\s'\"<>#]+")
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}")
 _KEYS = re.compile(r"\b(?:sk|pk|rk|xox[abp]|gh[pousr]|AIza)[-_]?[A-Za-z0-9_-]{16,}")
 
@@ -97,7 +95,9 @@ def is_panic(exc: BaseException) -> bool:
         return True
     if any((_root(cls), cls.__name__) in QUOTING for cls in type(exc).__mro__):
         return True
-    return isinstance(exc, ValueError) and not isinstance(exc, json.JSONDecodeError) and _raised_by_python(exc)
+    return (
+        isinstance(exc, ValueError) and not isinstance(exc, json.JSONDecodeError) and _raised_by_python(exc)
+    )
 
 
 def safe_text(exc: BaseException) -> str:

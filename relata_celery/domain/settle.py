@@ -98,7 +98,9 @@ def decide(
             retention_s=retention_failed_s,
         )
     if isinstance(outcome, LeaseForfeited):
-        raise ValueError(f"job {job.claim.id}: its lease is lost, so nothing may be written ({outcome.reason})")
+        raise ValueError(
+            f"job {job.claim.id}: its lease is lost, so nothing may be written ({outcome.reason})"
+        )
     _never(outcome)
 
 
@@ -154,7 +156,12 @@ def _worker_lost(
     outcome: WorkerLost, job: ClaimedJob, random_fraction: float, retention_s: float | None
 ) -> Settlement:
     """The first loss is rerun at once; a job that goes on killing its workers waits longer and longer."""
-    error = ErrorInfo(ErrorClass.TRANSIENT, clean(f"worker lost: {outcome.reason}"), "WorkerLostError", "billiard.exceptions")
+    error = ErrorInfo(
+        ErrorClass.TRANSIENT,
+        clean(f"worker lost: {outcome.reason}"),
+        "WorkerLostError",
+        "billiard.exceptions",
+    )
     if _attempts_left(job):
         delay_s = 0.0 if job.attempt <= 1 else backoff_s(job.attempt - 1, random_fraction)
         return _settlement(
