@@ -1,0 +1,3 @@
+"""Calls to language models, held to the fleet-wide limit."""
+
+from __future__ import annotations

@@ -1,0 +1,515 @@
+"""One attempt in the executing process: runs the handler and says what came of it.
+
+:func:`trace_job` is what a pool is given to run. It lets Celery's own tracer do its work (signals,
+hooks, logging) around the handler, and brings back an
+:class:`~relata_celery.domain.outcome.Outcome` for the parent to settle. Nothing is published and
+nothing is written to the queue from here: links, chain steps and errbacks are collected as
+follow-ups of the outcome.
+
+What a handler raises reaches Celery's tracer (and so the log, events and hooks) only in a shape
+that is safe: short, picklable, and without the text of exceptions that were not raised on purpose.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from time import monotonic, time
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from celery import current_app
+from celery.app.trace import fast_trace_task, trace_task_ret
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from kombu.serialization import loads as loads_message
+from kombu.serialization import prepare_accept_content
+
+from relata_celery.domain.classify import describe, retry_after_s
+from relata_celery.domain.errors import JobCancelled, JobError, JobTimeout, LeaseLost, RelataError
+from relata_celery.domain.job import ErrorClass
+from relata_celery.domain.outcome import (
+    Encoded,
+    ErrorInfo,
+    Failed,
+    LeaseForfeited,
+    Outcome,
+    Replaced,
+    RetryRequested,
+    Snoozed,
+    Succeeded,
+)
+from relata_celery.domain.redact import MAX_TEXT, is_panic
+from relata_celery.engine.held import StopReason
+
+from .board import BoardReader
+from .interrupt import EXCEPTIONS, BoardSignal, StopSignal, ThreadSignal
+from .transport.capture import Capture
+
+logger = logging.getLogger("relata_celery")
+
+#: The key under which the attempt travels through Celery's request context.
+REQUEST_KEY = "relata_attempt"
+
+#: What ``lease_until`` shows where there is no lease (``apply()``), in seconds from the start.
+DETACHED_LEASE_S = 86_400.0
+
+_current: ContextVar[Attempt | None] = ContextVar("relata_attempt", default=None)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What the parent tells the executing process about the attempt. Plain values: it is pickled."""
+
+    job_id: str
+    type: str
+    attempt: int
+    max_attempts: int
+    fence: int
+    owner: str
+    item_id: str | None
+    lease_s: float
+    time_left_s: float | None
+    board: tuple[str, int, int] | None
+    max_result_bytes: int
+
+
+_readers: dict[str, BoardReader] = {}
+
+
+def _signal_for(ticket: Ticket) -> StopSignal:
+    if ticket.board is None:
+        return BoardSignal(None, 0, 0, ticket.lease_s)
+    path, slot, token = ticket.board
+    reader = _readers.get(path)
+    if reader is None:
+        _readers.clear()
+        reader = _readers[path] = BoardReader(path)
+    return BoardSignal(reader, slot, token, ticket.lease_s)
+
+
+def trace_job(
+    name: str,
+    uuid: str,
+    request: dict[str, Any],
+    body: Any,
+    content_type: str | None,
+    content_encoding: str | None,
+    ticket: Ticket,
+    signal: ThreadSignal | None = None,
+) -> tuple[int, tuple[Outcome, str | None], float]:
+    """Run one attempt; return (failed, (outcome, the result's repr), seconds)."""
+    began = monotonic()
+    attempt = Attempt(ticket, signal or _signal_for(ticket))
+    if attempt.signal.reason() is not None:
+        return 1, (LeaseForfeited("given back before it began"), None), 0.0
+    app = current_app._get_current_object()
+    try:
+        args, kwargs, embed = _decode(app, body, content_type, content_encoding)
+    except Exception as exc:
+        text = f"message cannot be decoded: {type(exc).__name__}: {exc}"[:500]
+        return 1, (Failed(ErrorInfo(ErrorClass.PERMANENT, text, "DecodeError", "kombu.exceptions")), None), 0.0
+    attempt.embed = embed or {}
+    request[REQUEST_KEY] = attempt
+    trace = fast_trace_task if app.use_fast_trace_task else trace_task_ret
+    shown: Any = None
+    failed, runtime = 1, 0.0
+    try:
+        failed, shown, runtime = trace(name, uuid, request, (args, kwargs, {}), None, None)
+    except (WorkerShutdown, WorkerTerminate):
+        raise
+    except BaseException as exc:
+        if attempt.outcome is None:
+            attempt.outcome = Failed(describe(exc, app.tasks[name].__module__))
+    outcome = attempt.outcome or _outside_handler(app, name, failed, shown)
+    duration_ms = int((monotonic() - began) * 1000)
+    return (
+        0 if isinstance(outcome, Succeeded) else 1,
+        (replace(outcome, duration_ms=duration_ms), None if failed else shown),
+        runtime or 0.0,
+    )
+
+
+def _decode(app: Any, body: Any, content_type: str | None, content_encoding: str | None) -> Any:
+    if not content_type:
+        return body
+    accept = prepare_accept_content(app.conf.accept_content)
+    return loads_message(body, content_type, content_encoding, accept=accept)
+
+
+def _outside_handler(app: Any, name: str, failed: int, shown: Any) -> Outcome:
+    """Something around the handler failed (a prerun receiver, ``before_start``): its outcome."""
+    if not failed:
+        return Succeeded()
+    exc = getattr(shown, "exception", shown)
+    if isinstance(exc, ExceptionWithTraceback):
+        exc = exc.exc
+    if not isinstance(exc, BaseException):
+        exc = JobError("the attempt failed outside its handler")
+    return Failed(describe(exc, app.tasks[name].__module__))
+
+
+class Attempt:
+    """The attempt that is being executed here."""
+
+    def __init__(self, ticket: Ticket, signal: StopSignal) -> None:
+        self.ticket = ticket
+        self.signal = signal
+        self.capture = Capture(ticket.job_id)
+        self.embed: Mapping[str, Any] = {}
+        self.outcome: Outcome | None = None
+        self.entered = False
+        self.began_at = monotonic()
+        self.progressed_at = 0.0
+
+    # -- running the handler --------------------------------------------------------------------
+
+    def execute(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Run the handler, keep its outcome, and tell Celery's tracer what it may know of it."""
+        self.entered = True
+        request = task.request
+        request.update({key: self.embed.get(key) for key in ("callbacks", "errbacks", "chain", "chord")})
+        token = _current.set(self)
+        try:
+            with self.capture.active():
+                try:
+                    self.signal.enter()
+                    value = task.run(*args, **kwargs)
+                finally:
+                    self.signal.leave()
+        except (WorkerShutdown, WorkerTerminate):
+            raise
+        except BaseException as exc:
+            verdict: BaseException | None = self._on_raise(task, exc)
+        else:
+            verdict = self._on_return(task, value)
+        finally:
+            _current.reset(token)
+            request.update(callbacks=None, errbacks=None, chain=None, chord=None)
+        if verdict is not None:
+            raise verdict
+        return value
+
+    def _on_return(self, task: Any, value: Any) -> BaseException | None:
+        forfeited = self._forfeited()
+        if forfeited is not None:
+            return forfeited
+        if self.capture.republished is not None:  # self.retry(throw=False)
+            return self._retry(Retry("retry was asked for"), None)
+        try:
+            result = self._encode(task, value)
+        except Exception as exc:
+            info = ErrorInfo(
+                ErrorClass.PERMANENT,
+                f"result cannot be stored: {type(exc).__name__}: {exc}"[:MAX_TEXT],
+                "PermanentError",
+                "relata_celery.domain.errors",
+            )
+            return self._fail(task, JobError(info.text), info)
+        try:
+            with self.capture.collecting():
+                _dispatch_success(task, self.embed, value)
+        except Exception as exc:
+            info = describe(exc, task.__module__)
+            info = replace(info, text=f"its next step cannot be published: {info.text}"[:MAX_TEXT])
+            return self._fail(task, JobError(info.text), info)
+        self.outcome = Succeeded(result, tuple(self.capture.followups))
+        return None
+
+    def _encode(self, task: Any, value: Any) -> Encoded | None:
+        if task.request.ignore_result or (value is None and not task.app.conf.result_extended):
+            return None
+        backend = task.backend
+        content_type, content_encoding, body = backend.encode_outcome(value)
+        size = len(body.encode() if isinstance(body, str) else body)
+        if size > self.ticket.max_result_bytes:
+            raise ValueError(f"it is {size:,} bytes, the limit is {self.ticket.max_result_bytes:,}")
+        return Encoded(content_type, content_encoding, body)
+
+    def _on_raise(self, task: Any, exc: BaseException) -> BaseException:
+        """Classify what the handler raised; return what Celery's tracer is to see."""
+        forfeited = self._forfeited()
+        if forfeited is not None:
+            return forfeited
+        if isinstance(exc, Retry):
+            return self._retry(exc, task)
+        if isinstance(exc, Ignore):
+            if self.capture.republished is not None:
+                self.outcome = Replaced(self.capture.republished["message"])
+            else:
+                self.outcome = Succeeded(ignored=True)
+            return Ignore()
+        if isinstance(exc, Reject):
+            return self._reject(task, exc)
+        info = describe(exc, task.__module__)
+        snooze_s = retry_after_s(exc, time())
+        if snooze_s is not None and info.error_class is ErrorClass.TRANSIENT:
+            self.outcome = Snoozed(snooze_s, info.text)
+            return _drop_context(Retry(info.text, exc=JobError(info.text), when=snooze_s))
+        return self._fail(task, exc, info)
+
+    def _retry(self, exc: Retry, task: Any) -> BaseException:
+        message = self.capture.republished["message"] if self.capture.republished else None
+        error = describe(exc.exc, task.__module__) if exc.exc is not None and task is not None else None
+        self.outcome = RetryRequested(_seconds_until(exc.when, message), error, message)
+        shown = JobError(error.text) if error is not None else None
+        return _drop_context(Retry(error.text if error else None, exc=shown, when=exc.when))
+
+    def _reject(self, task: Any, exc: Reject) -> BaseException:
+        reason = describe(exc.reason, task.__module__).text if isinstance(exc.reason, BaseException) else "Reject"
+        if exc.requeue:
+            self.outcome = RetryRequested(
+                0.0, ErrorInfo(ErrorClass.TRANSIENT, f"rejected by its handler, to be redelivered: {reason}")
+            )
+        else:
+            text = f"rejected by its handler: {reason}"[:MAX_TEXT]
+            self.outcome = self._failure(task, ErrorInfo(ErrorClass.PERMANENT, text, "Reject", "celery.exceptions"))
+        return _drop_context(Reject(reason, requeue=exc.requeue))
+
+    def _fail(self, task: Any, exc: BaseException, info: ErrorInfo) -> BaseException:
+        if self.will_retry(info, task):
+            self.outcome = Failed(info, retry_on_timeout=bool(task.retry_on_timeout))
+            return _drop_context(Retry(info.text, exc=JobError(info.text)))
+        self.outcome = self._failure(task, info)
+        return shown_exception(exc, info)
+
+    def _failure(self, task: Any, info: ErrorInfo) -> Failed:
+        """A final failure, with the errbacks that it calls for."""
+        followups: tuple[Mapping[str, Any], ...] = ()
+        if self.embed.get("errbacks"):
+            try:
+                with self.capture.collecting():
+                    _dispatch_failure(task, self.embed, info)
+                followups = tuple(self.capture.followups)
+            except Exception as exc:
+                logger.error("job %s: its errbacks cannot be published: %s", self.ticket.job_id, type(exc).__name__)
+        return Failed(info, followups, retry_on_timeout=bool(task.retry_on_timeout))
+
+    def will_retry(self, info: ErrorInfo, task: Any) -> bool:
+        """Whether the parent will put the job back for this failure (the same rule as it uses)."""
+        if self.ticket.attempt >= self.ticket.max_attempts:
+            return False
+        if info.error_class is ErrorClass.TIMEOUT:
+            return bool(task.retry_on_timeout)
+        return info.error_class is ErrorClass.TRANSIENT
+
+    def _forfeited(self) -> BaseException | None:
+        """If the lease was lost meanwhile, nothing of this attempt counts: no hooks, no outcome."""
+        reason = self.signal.reason()
+        if reason in (StopReason.TIMEOUT, StopReason.SOFT_TIMEOUT):
+            return None
+        if reason is None and monotonic() < self.signal.lease_deadline():
+            return None
+        self.outcome = LeaseForfeited(f"the attempt was stopped: {reason or StopReason.LEASE_LOST.value}")
+        return Ignore()
+
+    # -- what the handler may ask ---------------------------------------------------------------
+
+    def check(self) -> None:
+        reason = self.signal.reason()
+        if reason is not None:
+            raise EXCEPTIONS[reason]()
+        if monotonic() >= self.signal.lease_deadline():
+            raise LeaseLost("the lease ran out: no renewal was accepted in time")
+        left = self.ticket.time_left_s
+        if left is not None and monotonic() - self.began_at >= left:
+            raise JobTimeout("the job's time ran out")
+
+
+def _seconds_until(when: Any, message: Mapping[str, Any] | None) -> float:
+    if isinstance(when, (int, float)):
+        return max(float(when), 0.0)
+    if isinstance(when, datetime):
+        moment = when if when.tzinfo is not None else when.replace(tzinfo=timezone.utc)
+        return max((moment - datetime.now(timezone.utc)).total_seconds(), 0.0)
+    eta = (message or {}).get("headers", {}).get("eta")
+    return _seconds_until(datetime.fromisoformat(eta), None) if isinstance(eta, str) else 0.0
+
+
+def _drop_context(exc: BaseException) -> BaseException:
+    """An exception that brings no other one along: what it was made from may hold secrets."""
+    exc.__cause__ = exc.__context__ = None
+    exc.__suppress_context__ = True
+    return exc
+
+
+def shown_exception(exc: BaseException, info: ErrorInfo) -> BaseException:
+    """What of a final failure Celery's tracer, log, events and hooks get to see.
+
+    The exception itself when it was raised on purpose, is short, and can be pickled and rebuilt;
+    otherwise a :class:`JobError` with the text that may be shown.
+    """
+    if isinstance(exc, Exception) and not is_panic(exc) and not _chain_has_panic(exc) and _is_portable(exc):
+        return exc
+    return _drop_context(JobError(info.text, error_class=info.error_class).with_traceback(exc.__traceback__))
+
+
+def _chain_has_panic(exc: BaseException) -> bool:
+    seen: set[int] = set()
+    inner = exc.__cause__ or exc.__context__
+    while inner is not None and id(inner) not in seen:
+        if is_panic(inner):
+            return True
+        seen.add(id(inner))
+        inner = inner.__cause__ or inner.__context__
+    return False
+
+
+def _is_portable(exc: Exception) -> bool:
+    try:
+        text, shown = str(exc), repr(exc)
+        if len(text) > MAX_TEXT or len(shown) > 2 * MAX_TEXT:
+            return False
+        pickle.loads(pickle.dumps(exc))
+    except Exception:
+        return False
+    return True
+
+
+def _dispatch_success(task: Any, embed: Mapping[str, Any], value: Any) -> None:
+    """Publish links and the next chain step, as Celery's tracer does after a success."""
+    from celery.canvas import group, maybe_signature
+
+    request = task.request
+    options = {"parent_id": request.id, "root_id": request.root_id or request.id}
+    if task.app.conf.task_inherit_parent_priority:
+        options["priority"] = (request.delivery_info or {}).get("priority")
+    signatures = [maybe_signature(callback, app=task.app) for callback in embed.get("callbacks") or ()]
+    single = [signature for signature in signatures if not isinstance(signature, group)]
+    for signature in signatures:
+        if isinstance(signature, group):
+            signature.apply_async((value,), **options)
+    if len(single) > 1:
+        group(single, app=task.app).apply_async((value,), **options)
+    elif single:
+        single[0].apply_async((value,), **options)
+    chain = embed.get("chain")
+    if chain:
+        maybe_signature(chain[-1], app=task.app).apply_async((value,), chain=chain[:-1], **options)
+    chord = embed.get("chord")
+    if chord:
+        request.chord = chord
+        try:
+            task.backend.on_chord_part_return(request, "SUCCESS", value)
+        finally:
+            request.chord = None
+
+
+def _dispatch_failure(task: Any, embed: Mapping[str, Any], info: ErrorInfo) -> None:
+    """Publish the errbacks of a final failure."""
+    request = task.request
+    request.errbacks = embed.get("errbacks")
+    try:
+        task.backend._call_task_errbacks(request, JobError(info.text), info.traceback)
+    finally:
+        request.errbacks = None
+
+
+class CurrentJob:
+    """The job whose handler is running here. Get it with :func:`current_job`."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def __repr__(self) -> str:
+        return f"<CurrentJob {self.type}[{self.id}] attempt {self.attempt}>"
+
+    @property
+    def id(self) -> str:
+        return self._attempt.ticket.job_id
+
+    @property
+    def type(self) -> str:
+        return self._attempt.ticket.type
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self._attempt.ticket.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        return self._attempt.ticket.max_attempts
+
+    @property
+    def fence(self) -> int:
+        """Rises with every claim of the job: hand it to systems that can refuse older writers."""
+        return self._attempt.ticket.fence
+
+    @property
+    def item_id(self) -> str | None:
+        return self._attempt.ticket.item_id
+
+    @property
+    def lease_until(self) -> datetime:
+        """Until when the lease holds as far as this process knows (aware UTC); renewals move it."""
+        left_s = self._attempt.signal.lease_deadline() - monotonic()
+        return datetime.now(timezone.utc) + timedelta(seconds=left_s)
+
+    def check(self) -> None:
+        """Return if the attempt may go on; raise otherwise.
+
+        Raises :class:`LeaseLost` (another may run the job: stop), :class:`JobCancelled` or
+        :class:`JobTimeout`. Costs no round trip.
+        """
+        self._attempt.check()
+
+    def progress(self, fraction: float | None = None, note: str | None = None) -> None:
+        """Say how far the job is: ``fraction`` from 0 to 1, ``note`` up to 200 characters.
+
+        Written to the job at most once a second (the last call within a second may be dropped,
+        ``fraction`` 1 never is); needs this process to open its own connection to MongoDB.
+        """
+        if fraction is not None and not 0 <= fraction <= 1:
+            raise ValueError(f"fraction must be from 0 to 1, not {fraction!r}")
+        now = monotonic()
+        if now - self._attempt.progressed_at < 1 and fraction != 1:
+            return
+        self._attempt.progressed_at = now
+        from . import bootstrap
+
+        bootstrap.record_progress(current_app._get_current_object(), self._attempt, fraction, note)
+
+
+def current_job() -> CurrentJob:
+    """The job that is running here.
+
+    Raises :class:`RelataError` outside a handler of a leased task.
+    """
+    attempt = _current.get()
+    if attempt is None:
+        raise RelataError("no job is running here: current_job() works inside the handler of a leased task")
+    return CurrentJob(attempt)
+
+
+def detached(task: Any) -> Attempt:
+    """An attempt for a handler that is run without a worker (``apply()``, eager mode, tests)."""
+    request = task.request
+    ticket = Ticket(
+        job_id=request.id or "",
+        type=task.name,
+        attempt=(request.retries or 0) + 1,
+        max_attempts=task.max_attempts,
+        fence=0,
+        owner="",
+        item_id=None,
+        lease_s=DETACHED_LEASE_S,
+        time_left_s=None,
+        board=None,
+        max_result_bytes=0,
+    )
+    return Attempt(ticket, ThreadSignal(monotonic() + DETACHED_LEASE_S))
+
+
+def run_detached(task: Any, args: Any, kwargs: Any) -> Any:
+    token = _current.set(detached(task))
+    try:
+        return task.run(*args, **kwargs)
+    finally:
+        _current.reset(token)
+
+
+__all__ = ["Attempt", "CurrentJob", "JobCancelled", "Ticket", "current_job", "trace_job"]

@@ -1,0 +1,199 @@
+"""The result backend ``relata+mongodb://``: a leased job's result is read from its document.
+
+There is no second copy: what the settle wrote is what ``AsyncResult`` shows. So for a leased job the
+backend's own writes do nothing, but for states of the handler's invention (``update_state``). The
+results of plain Celery tasks, which keep no document, are stored in a collection of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from time import monotonic, sleep
+from typing import Any
+
+from celery import states
+from celery.backends.base import BaseBackend
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from kombu.serialization import dumps, loads
+
+from . import bootstrap
+from .attempt import REQUEST_KEY
+from .domain.job import JobState
+from .domain.outcome import Encoded
+from .store.results import Results, StoredResult
+
+#: Between two looks at a result that is waited for, in seconds: from quick to patient.
+FIRST_LOOK_S = 0.005
+
+_CELERY_STATES = {
+    JobState.RUNNING: states.STARTED,
+    JobState.SUCCEEDED: states.SUCCESS,
+    JobState.FAILED: states.FAILURE,
+    JobState.CANCELLED: states.REVOKED,
+}
+
+
+class RelataBackend(BaseBackend):  # type: ignore[misc]
+    supports_autoexpire = True
+    persistent = True
+
+    def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
+        super().__init__(app, url=url, **kwargs)
+        self._uri = (url or bootstrap.mongodb_uri(app)).removeprefix(bootstrap.URL_PREFIX)
+        self._results: Results | None = None
+
+    def __reduce__(self, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__reduce__(args, {**(kwargs or {}), "url": self.url})
+
+    def as_uri(self, include_password: bool = False) -> str:
+        uri = f"{bootstrap.URL_PREFIX}{self._uri}"
+        return uri if include_password else bootstrap.masked(uri)
+
+    @property
+    def results(self) -> Results:
+        if self._results is None:
+            self._results = Results(bootstrap.open_stores(self._uri).database)
+        return self._results
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def encode_outcome(self, value: Any) -> tuple[str, str, Any]:
+        """A return value as it is stored: content type, content encoding, body."""
+        content_type, content_encoding, body = dumps(value, serializer=self.serializer)
+        return content_type, content_encoding, body
+
+    def _store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+    ) -> Any:
+        attempt = getattr(request, REQUEST_KEY, None) if request is not None else None
+        if attempt is None:
+            encoded = Encoded(*self.encode_outcome(result))
+            self.results.store_plain(task_id, state, encoded, self._text(traceback), self._expires_s())
+        elif state not in states.READY_STATES and state not in (states.STARTED, states.RETRY):
+            self.results.set_custom_state(task_id, state, Encoded(*self.encode_outcome(result)))
+        return result
+
+    def store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+    ) -> Any:
+        if state in self.EXCEPTION_STATES and isinstance(result, BaseException):
+            result = self.prepare_exception(result, "json")
+        return self._store_result(task_id, result, state, traceback, request=request, **kwargs)
+
+    def _expires_s(self) -> float | None:
+        return float(self.expires) if self.expires else None
+
+    @staticmethod
+    def _text(traceback: Any) -> str | None:
+        return None if traceback is None else str(traceback)[:10_000]
+
+    def _forget(self, task_id: str) -> None:
+        self.results.forget(task_id)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
+        stored = self.results.get(task_id)
+        if stored is None:
+            return {"status": states.PENDING, "result": None, "task_id": task_id}
+        return self._meta(task_id, stored)
+
+    def _meta(self, task_id: str, stored: StoredResult) -> dict[str, Any]:
+        status = stored.custom_state or self._status(stored)
+        meta: dict[str, Any] = {
+            "task_id": task_id,
+            "status": status,
+            "result": self._value(stored, status),
+            "traceback": stored.traceback,
+            "children": [],
+            "date_done": stored.finished_at,
+        }
+        if stored.type is not None:
+            meta.update(name=stored.type, retries=max(stored.attempts - 1, 0), queue=stored.queue)
+        return meta
+
+    def _status(self, stored: StoredResult) -> str:
+        if stored.state is None:
+            return states.PENDING
+        if stored.state is JobState.QUEUED:
+            return states.RETRY if stored.attempts else states.PENDING
+        return _CELERY_STATES[stored.state]
+
+    def _value(self, stored: StoredResult, status: str) -> Any:
+        if status in self.EXCEPTION_STATES or (status == states.RETRY and stored.exception):
+            return self._exception(stored)
+        if stored.result is None:
+            return None
+        encoded = stored.result
+        return loads(encoded.body, encoded.content_type, encoded.content_encoding, accept=self.accept)
+
+    def _exception(self, stored: StoredResult) -> Any:
+        exception: Mapping[str, Any] = stored.exception or {}
+        if stored.result is not None and not exception:
+            encoded = stored.result
+            described = loads(encoded.body, encoded.content_type, encoded.content_encoding, accept=self.accept)
+            return self.exception_to_python(described)
+        if stored.state is JobState.CANCELLED:
+            described = {
+                "exc_type": "TaskRevokedError",
+                "exc_message": [stored.error or "revoked"],
+                "exc_module": "celery.exceptions",
+            }
+        else:
+            described = {
+                "exc_type": exception.get("type") or "JobError",
+                "exc_message": _arguments(exception.get("args_json"), stored.error),
+                "exc_module": exception.get("module") or "relata_celery.domain.errors",
+            }
+        return self.exception_to_python(described)
+
+    def get_task_meta(self, task_id: str, cache: bool = True) -> Any:
+        return super().get_task_meta(task_id, cache=cache)
+
+    def wait_for(
+        self, task_id: str, timeout: float | None = None, interval: float = 0.5, no_ack: bool = True,
+        on_interval: Any = None,
+    ) -> Any:
+        """Wait until the job has ended; raise Celery's TimeoutError after ``timeout`` seconds."""
+        self._ensure_not_eager()
+        deadline = None if timeout is None else monotonic() + timeout
+        look = min(FIRST_LOOK_S, interval)
+        while True:
+            meta = self.get_task_meta(task_id)
+            if meta["status"] in states.READY_STATES:
+                return meta
+            if on_interval:
+                on_interval()
+            left = None if deadline is None else deadline - monotonic()
+            if left is not None and left <= 0:
+                raise CeleryTimeoutError("The operation timed out.")
+            sleep(look if left is None else min(look, left))
+            look = min(look * 1.5, interval)
+
+    # -- groups ---------------------------------------------------------------------------------
+
+    def _save_group(self, group_id: str, result: Any) -> Any:
+        self.results.save_group(group_id, json.dumps([r.id for r in result]), self._expires_s())
+        return result
+
+    def _restore_group(self, group_id: str) -> Any:
+        ids = self.results.restore_group(group_id)
+        if ids is None:
+            return None
+        return {"result": self.app.GroupResult(group_id, [self.app.AsyncResult(i) for i in json.loads(ids)])}
+
+    def _delete_group(self, group_id: str) -> None:
+        self.results.delete_group(group_id)
+
+    def cleanup(self) -> None:
+        """Nothing to do: a TTL index removes what has expired."""
+
+
+def _arguments(args_json: Any, text: str | None) -> Any:
+    if isinstance(args_json, str):
+        try:
+            return json.loads(args_json)
+        except ValueError:
+            pass
+    return [text or ""]

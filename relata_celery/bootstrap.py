@@ -1,0 +1,223 @@
+"""The one place that constructs: settings, stores and engines, and where an app finds its own.
+
+Everything else is handed what it needs. What belongs to an app (its validated settings, its
+worker) hangs on that app object; what belongs to a process (its MongoDB client) is kept by
+:mod:`relata_celery.store.client`, one per process and URI, never made before a fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import random
+from typing import TYPE_CHECKING, Any
+
+from .conf import Settings, load_settings
+from .domain.errors import ConfigurationError, StoreError
+from .domain.events import Event
+from .domain.job import Claim, NewJob
+from .engine.held import HeldJob
+from .engine.service import EngineSettings, LeaseService
+from .engine.settling import Retention
+from .store.client import Database, connect, masked
+from .store.jobs import Jobs
+from .store.mailboxes import Mailboxes
+from .store.watch import Watch
+
+if TYPE_CHECKING:
+    from .attempt import Attempt
+    from .worker.runtime import WorkerRuntime
+
+logger = logging.getLogger("relata_celery")
+
+URL_PREFIX = "relata+"
+
+_SETTINGS_KEY = "_relata_settings"
+_WORKER_KEY = "_relata_worker"
+
+
+# -- stores -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The collections of one database, by use."""
+
+    database: Database
+    jobs: Jobs
+    mailboxes: Mailboxes
+
+    def watch_jobs(self, queues: Callable[[], set[str]], on_change: Callable[[set[str]], None]) -> Watch:
+        return Watch.jobs(self.database, queues, on_change)
+
+    def watch_mailboxes(self, queues: Callable[[], set[str]], on_change: Callable[[set[str]], None]) -> Watch:
+        return Watch.mailboxes(self.database, queues, on_change)
+
+
+def open_stores(uri: str) -> Stores:
+    """The stores of a MongoDB URI. Connects at first use."""
+    database = connect(uri)
+    return Stores(database, Jobs(database), Mailboxes(database))
+
+
+def mongodb_uri(app: Any) -> str:
+    """The MongoDB URI behind an app's broker URL.
+
+    Raises ConfigurationError when the app's broker is not ``relata+mongodb://...``.
+    """
+    url = app.conf.broker_read_url or app.conf.broker_url
+    if isinstance(url, (list, tuple)):
+        url = url[0] if url else None
+    if not isinstance(url, str) or not url.startswith(URL_PREFIX):
+        raise ConfigurationError(
+            f"the app's broker is {masked(str(url))}; a leased task needs relata+mongodb://host/database"
+        )
+    return url.split(";", 1)[0].removeprefix(URL_PREFIX)
+
+
+def stores_of(app: Any) -> Stores:
+    return open_stores(mongodb_uri(app))
+
+
+# -- settings -----------------------------------------------------------------------------------
+
+
+def settings_of(app: Any) -> Settings:
+    """The app's settings, validated once. Raises ConfigurationError."""
+    settings: Settings | None = app.__dict__.get(_SETTINGS_KEY)
+    if settings is None:
+        settings = load_settings(_relata_keys(app.conf), os.environ)
+        app.__dict__[_SETTINGS_KEY] = settings
+    return settings
+
+
+def _relata_keys(conf: Any) -> Mapping[str, Any]:
+    """The ``relata_*`` settings of a Celery configuration (a chain of mappings)."""
+    found: dict[str, Any] = {}
+    for mapping in reversed(conf.maps):
+        for key in mapping:
+            if isinstance(key, str) and key.lower().startswith("relata_"):
+                found[key] = mapping[key]
+    return found
+
+
+# -- engines ------------------------------------------------------------------------------------
+
+
+def owner_id() -> str:
+    """Names this process as a lease's owner: the host for people, the random part for uniqueness.
+
+    A host name, node name or pid comes back after a restart; a lease must never be taken for that of
+    an earlier process.
+    """
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
+
+
+def engine_settings(settings: Settings) -> EngineSettings:
+    lease_s = settings.lease_duration
+    return EngineSettings(
+        lease_s=lease_s,
+        heartbeat_s=settings.heartbeat_period,
+        poll_s=settings.poll_interval,
+        claim_ahead_s=settings.claim_ahead,
+        reap_period_s=settings.reap_period,
+        drain_s=settings.drain_timeout,
+        grace_s=settings.timeout_grace,
+        retention=Retention(settings.retention_succeeded, settings.retention_failed),
+    )
+
+
+def make_service(
+    stores: Stores,
+    settings: Settings,
+    *,
+    slots: Callable[[], int],
+    deliver: Callable[[Sequence[HeldJob]], None],
+    followup_to_job: Callable[[Mapping[str, Any]], NewJob],
+    emit: Callable[[Event], None],
+    on_overrun: Callable[[], None] = lambda: None,
+) -> LeaseService:
+    return LeaseService(
+        stores.jobs,
+        engine_settings(settings),
+        owner=owner_id(),
+        slots=slots,
+        deliver=deliver,
+        followup_to_job=followup_to_job,
+        emit=emit,
+        random=random,
+        on_overrun=on_overrun,
+    )
+
+
+def standalone_service(
+    stores: Stores,
+    *,
+    slots: Callable[[], int],
+    deliver: Callable[[Sequence[HeldJob]], None],
+    followup_to_job: Callable[[Mapping[str, Any]], NewJob],
+) -> LeaseService:
+    """An engine for a plain kombu consumer, outside any Celery worker, with default settings."""
+    return make_service(
+        stores,
+        load_settings({}, os.environ),
+        slots=slots,
+        deliver=deliver,
+        followup_to_job=followup_to_job,
+        emit=log_event,
+    )
+
+
+def log_event(event: Event) -> None:
+    """The log listener: one line per transition."""
+    level = logging.getLevelName(event.level.upper())
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", event.line())
+
+
+# -- an app's worker ----------------------------------------------------------------------------
+
+
+def bind_worker(app: Any, worker: WorkerRuntime) -> None:
+    app.__dict__[_WORKER_KEY] = worker
+
+
+def worker_of(app: Any) -> WorkerRuntime:
+    worker: WorkerRuntime | None = app.__dict__.get(_WORKER_KEY)
+    if worker is None:
+        raise ConfigurationError("this process runs no worker of the app")
+    return worker
+
+
+# -- what an attempt may ask of the database ----------------------------------------------------
+
+
+def record_progress(app: Any, attempt: Attempt, fraction: float | None, note: str | None) -> None:
+    """Write progress from the executing process. A database that is away loses a note, not the job."""
+    if not attempt.ticket.owner:
+        return
+    ticket = attempt.ticket
+    note = None if note is None else str(note)[:200]
+    try:
+        stores_of(app).jobs.record_progress(Claim(ticket.job_id, ticket.fence, ticket.owner), fraction, note)
+    except StoreError as exc:
+        logger.warning("progress of job %s was not written: %s", ticket.job_id, exc)
+
+
+def errback_followups(task: Any, request: Any, errbacks: Any, reason: str) -> tuple[Mapping[str, Any], ...]:
+    """The errbacks of a job whose process died in its last attempt, as follow-ups."""
+    from .domain.errors import TransientError
+    from .transport.capture import Capture
+
+    capture = Capture(request.id)
+    try:
+        with capture.collecting():
+            request.errbacks = errbacks
+            task.backend._call_task_errbacks(request, TransientError(f"worker lost: {reason}"), None)
+    except Exception as exc:
+        logger.error("job %s: its errbacks cannot be published: %s", request.id, type(exc).__name__)
+    return tuple(capture.followups)

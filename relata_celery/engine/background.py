@@ -1,0 +1,106 @@
+"""The contract of every background part: one daemon thread, one loop, one way to stop.
+
+``start()`` returns at once. ``stop()`` may be called twice, or before ``start()``. The loop catches
+at its top, reports, backs off with jitter, and goes on: nothing a database does may end it
+(a worker whose claim loop died silently is the field's oldest complaint).
+No thread is started at import or construction, so nothing exists before a fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+from relata_celery.domain.errors import StoreUnavailable
+
+logger = logging.getLogger("relata_celery")
+
+#: Longest pause between two tries while the store is away, in seconds.
+MAX_BACKOFF_S = 5.0
+
+
+class Background:
+    """Runs ``self.step()`` again and again on a thread of its own.
+
+    ``step()`` does one round and returns how long to wait for the next, in seconds
+    (None: until woken). ``wake()`` ends the wait early; a wake that comes while a step runs is
+    not lost. Safe from any thread.
+    """
+
+    name = "background"
+
+    def __init__(self, *, random: Callable[[], float]) -> None:
+        self._random = random
+        self._condition = threading.Condition()
+        self._woken = False
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._failures = 0
+        self.last_ok_at = monotonic()
+
+    def step(self) -> float | None:
+        raise NotImplementedError
+
+    def first_wait_s(self) -> float:
+        """How long to wait before the first step."""
+        return 0.0
+
+    def start(self) -> None:
+        with self._condition:
+            if self._thread is not None or self._stopping:
+                return
+            self._thread = threading.Thread(target=self._run, name=f"relata-{self.name}", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def wake(self) -> None:
+        with self._condition:
+            self._woken = True
+            self._condition.notify_all()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self) -> None:
+        self._wait(self.first_wait_s())
+        while not self._stopping:
+            try:
+                pause = self.step()
+            except StoreUnavailable as exc:
+                pause = self._after_failure(f"{self.name}: MongoDB cannot be reached: {exc}", unexpected=False)
+            except Exception:
+                pause = self._after_failure(f"{self.name}: unexpected error", unexpected=True)
+            else:
+                if self._failures:
+                    logger.info("%s: MongoDB is back after %d failed tries", self.name, self._failures)
+                self._failures = 0
+                self.last_ok_at = monotonic()
+            self._wait(pause)
+
+    def _after_failure(self, text: str, *, unexpected: bool) -> float:
+        self._failures += 1
+        pause = min(0.1 * 2 ** min(self._failures, 6), MAX_BACKOFF_S) * (0.5 + self._random() / 2)
+        if unexpected:
+            logger.exception("%s; trying again in %.1f s", text, pause)
+        elif self._failures == 1 or self._failures % 20 == 0:
+            logger.warning("%s; trying again in %.1f s", text, pause)
+        return pause
+
+    def _wait(self, pause_s: float | None) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._woken or self._stopping, pause_s)
+            self._woken = False

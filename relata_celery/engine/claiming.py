@@ -1,0 +1,192 @@
+"""Claims jobs for slots that are free, or will be within ``claim_ahead`` seconds.
+
+Nothing waits in a worker's memory. How far ahead of its slots a worker may claim follows from how
+long its jobs have lately taken: dozens of 1 ms jobs lie ready for each slot, and no job at all lies
+behind one that takes, or already runs, longer than ``claim_ahead``.
+
+A claim is sent when half the room is free, not at each settled job: the round trips are shared by
+a batch. An empty queue is looked at again after ``poll_interval`` or when a wake-up (a change
+stream, a settled job, a due time that is known) says so. The wake-up is a hint; the poll is the truth.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic
+
+from relata_celery.domain.job import ClaimedJob
+from relata_celery.domain.outcome import Cancelled, Released
+
+from .background import Background
+from .held import Held, HeldJob, Phase, StopReason
+from .ports import JobQueue
+from .settling import Settler
+
+logger = logging.getLogger("relata_celery")
+
+#: Most jobs that may lie ready for one slot.
+MAX_AHEAD_PER_SLOT = 32
+#: Most jobs in one claim: bounds the documents of one answer.
+MAX_BATCH = 256
+#: How many recent durations the estimate looks back on.
+RECENT = 16
+
+
+class Pace:
+    """How long this worker's jobs lately took: the longest of the last few, in seconds."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=RECENT)
+
+    def observe(self, duration_s: float) -> None:
+        self._recent.append(duration_s)
+
+    @property
+    def longest_s(self) -> float | None:
+        recent = tuple(self._recent)
+        return max(recent) if recent else None
+
+
+class Claimer(Background):
+    name = "claimer"
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        held: Held,
+        settler: Settler,
+        *,
+        owner: str,
+        lease_s: float,
+        poll_s: float,
+        claim_ahead_s: float,
+        slots: Callable[[], int],
+        deliver: Callable[[Sequence[HeldJob]], None],
+        on_lost: Callable[[HeldJob, StopReason, str], None],
+        random: Callable[[], float],
+    ) -> None:
+        super().__init__(random=random)
+        self._queue = queue
+        self._held = held
+        self._settler = settler
+        self._owner = owner
+        self._lease_s = lease_s
+        self._poll_s = poll_s
+        self._claim_ahead_s = claim_ahead_s
+        self._slots = slots
+        self._deliver = deliver
+        self._on_lost = on_lost
+        self._queues: tuple[str, ...] = ()
+        self._queues_lock = threading.Lock()
+        self._draining = False
+        self._due_at: float | None = None
+        self._hinted = True
+        self.pace = Pace()
+
+    # -- what to claim from -----------------------------------------------------------------
+
+    @property
+    def queues(self) -> Collection[str]:
+        return self._queues
+
+    def consume(self, queue: str) -> None:
+        with self._queues_lock:
+            if queue not in self._queues:
+                self._queues = (*self._queues, queue)
+        self.hint()
+
+    def cancel(self, queue: str) -> None:
+        with self._queues_lock:
+            self._queues = tuple(name for name in self._queues if name != queue)
+
+    # -- when to claim ------------------------------------------------------------------------
+
+    def first_wait_s(self) -> float:
+        return self._random() * min(self._poll_s, 0.2)
+
+    def hint(self) -> None:
+        """Something may be due: look soon."""
+        self._hinted = True
+        self.wake()
+
+    def due_in(self, delay_s: float) -> None:
+        """A job of this worker was put back for ``delay_s`` seconds."""
+        due_at = monotonic() + delay_s
+        if self._due_at is None or due_at < self._due_at:
+            self._due_at = due_at
+
+    def slot_freed(self) -> None:
+        """A held job no longer takes a slot; claim again once half of the room is free."""
+        if self.room() * 2 >= self._most():
+            self.wake()
+
+    def stop_claiming(self) -> None:
+        """From now on no claim is sent; one that is in flight is handed back when it returns."""
+        self._draining = True
+        self.wake()
+
+    def room(self) -> int:
+        """How many more jobs may be claimed now."""
+        return self._most() - self._held.occupying
+
+    def _most(self) -> int:
+        slots = self._slots()
+        longest_s = self.pace.longest_s
+        if not self._claim_ahead_s or longest_s is None:
+            return slots
+        per_slot = min(int(self._claim_ahead_s / max(longest_s, 1e-6)), MAX_AHEAD_PER_SLOT)
+        if not per_slot:
+            return slots
+        began_before = monotonic() - self._claim_ahead_s
+        slow = self._held.snapshot(
+            lambda held: held.phase is Phase.RUNNING
+            and held.started_at is not None
+            and held.started_at < began_before
+        )
+        return slots + per_slot * max(slots - len(slow), 0) if not slow else slots
+
+    # -- the round ----------------------------------------------------------------------------
+
+    def step(self) -> float | None:
+        if self._draining:
+            return None
+        queues, room = self._queues, min(self.room(), MAX_BATCH)
+        if not queues or room <= 0:
+            return self._poll_s
+        self._hinted, hinted = False, self._hinted
+        sent_at = monotonic()
+        claimed = self._queue.claim(queues, room, self._owner, self._lease_s)
+        self._take(claimed, sent_at + self._lease_s)
+        if len(claimed) == room:
+            return 0.0 if self.room() > 0 else self._poll_s
+        return self._until_next(queues, hinted)
+
+    def _take(self, claimed: Sequence[ClaimedJob], lease_deadline: float) -> None:
+        taken: list[HeldJob] = []
+        for job in claimed:
+            held = HeldJob(job, lease_deadline)
+            superseded = self._held.add(held)
+            if superseded is not None:
+                self._on_lost(superseded, StopReason.LEASE_LOST, "the job was claimed again by this worker")
+            if self._draining:
+                self._settler.settle(held, Released("claimed while the worker began to drain"))
+            elif job.expired:
+                self._settler.settle(held, Cancelled("expired before it was started"))
+            else:
+                taken.append(held)
+        if taken:
+            self._deliver(taken)
+
+    def _until_next(self, queues: Collection[str], hinted: bool) -> float:
+        """After a claim that did not fill the room: how long until it is worth another look."""
+        now = monotonic()
+        if hinted or (self._due_at is not None and self._due_at <= now):
+            due_in_s = self._queue.next_due_in(queues)
+            self._due_at = None if due_in_s is None else now + due_in_s
+        pause = self._poll_s * (0.9 + 0.2 * self._random())
+        if self._due_at is not None:
+            pause = min(pause, max(self._due_at - monotonic(), 0.001))
+        return pause

@@ -1,0 +1,135 @@
+"""What this worker holds: every claim between its grant and the verdict on its settlement.
+
+A held job is *reserved* (claimed, not begun), *running*, or *settling* (its outcome is known, the
+write is under way). Only reserved and running ones take a slot; all of them are renewed, so an
+outcome that waits for MongoDB to come back keeps its lease meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from relata_celery.domain.job import Claim, ClaimedJob
+
+
+class StopReason(str, Enum):
+    """Why an attempt is told to stop before its handler returned."""
+
+    LEASE_LOST = "lease_lost"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    SOFT_TIMEOUT = "soft_timeout"
+    DRAINED = "drained"
+
+
+class AttemptControl(Protocol):
+    """The seam's hold on the place where the attempt runs (a pool process, a thread)."""
+
+    def interrupt(self, reason: StopReason) -> None:
+        """Raise in the handler, or have its next ``check()`` raise. Never blocks."""
+
+    def kill(self) -> None:
+        """End the attempt by force where the pool can (a process); otherwise do nothing."""
+
+    def lease_extended(self, lease_deadline: float) -> None:
+        """Tell the attempt the monotonic time until which its lease now holds."""
+
+
+class Phase(Enum):
+    RESERVED = 1
+    RUNNING = 2
+    SETTLING = 3
+
+
+class HeldJob:
+    """One held claim. Changed under :class:`Held`'s lock only, but for its seam's own fields."""
+
+    __slots__ = (
+        "control",
+        "hard_deadline",
+        "interrupted",
+        "job",
+        "killed",
+        "lease_deadline",
+        "max_attempts",
+        "phase",
+        "retry_on_timeout",
+        "soft_deadline",
+        "started_at",
+    )
+
+    def __init__(self, job: ClaimedJob, lease_deadline: float) -> None:
+        self.job = job
+        self.phase = Phase.RESERVED
+        self.lease_deadline = lease_deadline
+        self.control: AttemptControl | None = None
+        self.started_at: float | None = None
+        self.soft_deadline: tuple[float, StopReason] | None = None
+        self.hard_deadline: float | None = None
+        self.interrupted: StopReason | None = None
+        self.killed = False
+        self.retry_on_timeout = False
+        self.max_attempts = job.max_attempts
+
+    @property
+    def claim(self) -> Claim:
+        return self.job.claim
+
+
+class Held:
+    """The set of held jobs, keyed by job id. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[str, HeldJob] = {}
+        self._occupying = 0
+
+    def add(self, held: HeldJob) -> HeldJob | None:
+        """Hold a new claim; return the one of the same job that it supersedes, if any."""
+        with self._lock:
+            before = self._jobs.get(held.claim.id)
+            self._jobs[held.claim.id] = held
+            self._occupying += 1
+            if before is not None and before.phase is not Phase.SETTLING:
+                before.phase = Phase.SETTLING
+                self._occupying -= 1
+            return before
+
+    def begin(self, held: HeldJob, started_at: float) -> None:
+        with self._lock:
+            if held.phase is Phase.RESERVED:
+                held.phase = Phase.RUNNING
+                held.started_at = started_at
+
+    def begin_settling(self, held: HeldJob) -> bool:
+        """Enter the one-way phase in which the outcome is written; False if another got there first."""
+        with self._lock:
+            if held.phase is Phase.SETTLING:
+                return False
+            held.phase = Phase.SETTLING
+            self._occupying -= 1
+            return True
+
+    def remove(self, held: HeldJob) -> None:
+        with self._lock:
+            if self._jobs.get(held.claim.id) is held:
+                del self._jobs[held.claim.id]
+            if held.phase is not Phase.SETTLING:
+                held.phase = Phase.SETTLING
+                self._occupying -= 1
+
+    def snapshot(self, only: Callable[[HeldJob], bool] | None = None) -> list[HeldJob]:
+        with self._lock:
+            jobs = list(self._jobs.values())
+        return jobs if only is None else [held for held in jobs if only(held)]
+
+    @property
+    def occupying(self) -> int:
+        """How many held jobs take a slot, or wait for one, in this worker."""
+        return self._occupying
+
+    def __len__(self) -> int:
+        return len(self._jobs)

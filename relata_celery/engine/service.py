@@ -1,0 +1,177 @@
+"""The engine of one worker: what holds, renews, settles, reaps and drains its jobs.
+
+One instance per worker process, made in the parent after its pool was forked. Seams call it; it
+calls back through what it was given (``deliver``, ``slots``, ``emit``) and the
+:class:`~relata_celery.engine.held.AttemptControl` of each attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from relata_celery.domain.events import Event
+from relata_celery.domain.job import JobState
+from relata_celery.domain.outcome import LeaseForfeited, Outcome, Settlement, Verdict
+
+from .claiming import Claimer
+from .deadlines import Deadlines
+from .draining import Drain
+from .held import AttemptControl, Held, HeldJob, Phase, StopReason
+from .ports import JobQueue
+from .reaping import Reaper
+from .renewing import Renewer
+from .settling import FollowupToJob, OnVerdict, Retention, Settler
+
+logger = logging.getLogger("relata_celery")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Times in seconds, as validated by :mod:`relata_celery.conf`."""
+
+    lease_s: float
+    heartbeat_s: float
+    poll_s: float
+    claim_ahead_s: float
+    reap_period_s: float
+    drain_s: float
+    grace_s: float
+    retention: Retention
+
+
+class LeaseService:
+    """Starts and stops the background parts together, and is their one face to the seams."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        settings: EngineSettings,
+        *,
+        owner: str,
+        slots: Callable[[], int],
+        deliver: Callable[[Sequence[HeldJob]], None],
+        followup_to_job: FollowupToJob,
+        emit: Callable[[Event], None],
+        random: Callable[[], float],
+        on_overrun: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.owner = owner
+        self.settings = settings
+        self.held = Held()
+        self.settler = Settler(queue, self.held, settings.retention, emit, followup_to_job, random)
+        self.deadlines = Deadlines(self.held, self.settler, self.lose, settings.grace_s, random)
+        self.renewer = Renewer(
+            queue, self.held, settings.lease_s, settings.heartbeat_s, self.lose, emit, random
+        )
+        self.claimer = Claimer(
+            queue,
+            self.held,
+            self.settler,
+            owner=owner,
+            lease_s=settings.lease_s,
+            poll_s=settings.poll_s,
+            claim_ahead_s=settings.claim_ahead_s,
+            slots=slots,
+            deliver=deliver,
+            on_lost=self.lose,
+            random=random,
+        )
+        self.reaper = Reaper(
+            queue,
+            settings.reap_period_s,
+            settings.retention.failed_s,
+            followup_to_job,
+            self.claimer.hint,
+            emit,
+            random,
+        )
+        self.drain = Drain(self.held, self.claimer, self.settler, settings.drain_s, on_overrun)
+
+    def start(self) -> None:
+        for part in (self.settler, self.renewer, self.deadlines, self.reaper, self.claimer):
+            part.start()
+
+    def stop(self, flush_s: float = 15.0) -> None:
+        """Give back what is left, wait for the last writes, end the threads. May be called twice."""
+        self.drain.begin()
+        if not self.drain.finish(flush_s):
+            logger.error("%d outcomes could not be written before the worker ended", len(self.held))
+        for part in (self.claimer, self.reaper, self.deadlines, self.renewer, self.settler):
+            part.stop()
+
+    # -- what seams report ----------------------------------------------------------------------
+
+    def adopt(
+        self,
+        held: HeldJob,
+        control: AttemptControl,
+        *,
+        max_attempts: int | None = None,
+        retry_on_timeout: bool = False,
+    ) -> None:
+        """Take responsibility for telling this claim's executor about its lease."""
+        held.control = control
+        held.retry_on_timeout = retry_on_timeout
+        if max_attempts is not None:
+            held.max_attempts = max_attempts
+
+    def begin(
+        self,
+        held: HeldJob,
+        started_at: float,
+        *,
+        soft: tuple[float, StopReason] | None = None,
+        hard_s: float | None = None,
+    ) -> None:
+        """The attempt began; ``soft`` and ``hard_s`` are its limits in seconds from the start."""
+        if soft is not None:
+            held.soft_deadline = (started_at + soft[0], soft[1])
+        if hard_s is not None:
+            held.hard_deadline = started_at + hard_s
+        self.held.begin(held, started_at)
+        self.deadlines.wake_if_idle()
+
+    def settle(self, held: HeldJob, outcome: Outcome, on_verdict: OnVerdict | None = None) -> bool:
+        """The attempt came to this. Frees its slot now; the write and its verdict follow."""
+        self._observe(held)
+
+        def concluded(settlement: Settlement, verdict: Verdict) -> None:
+            if verdict.accepted and settlement.state is JobState.QUEUED:
+                self.claimer.due_in(settlement.delay_s)
+                self.claimer.hint()
+            if on_verdict is not None:
+                on_verdict(settlement, verdict)
+
+        accepted = self.settler.settle(held, outcome, concluded)
+        self.claimer.slot_freed()
+        return accepted
+
+    def acknowledge(self, held: HeldJob) -> bool:
+        accepted = self.settler.acknowledge(held)
+        self.claimer.slot_freed()
+        return accepted
+
+    def lose(self, held: HeldJob, reason: StopReason, why: str) -> None:
+        """The lease is gone: tell the attempt, write nothing for it."""
+        control = held.control
+        if held.interrupted is None:
+            held.interrupted = reason
+            if control is not None:
+                control.interrupt(reason)
+        if self.settler.settle(held, LeaseForfeited(why)) and control is not None:
+            if held.started_at is not None:
+                self.deadlines.doom(control)
+        self.claimer.slot_freed()
+
+    def slot_freed(self) -> None:
+        self.claimer.slot_freed()
+
+    def running(self) -> list[HeldJob]:
+        return self.held.snapshot(lambda held: held.phase is Phase.RUNNING)
+
+    def _observe(self, held: HeldJob) -> None:
+        if held.started_at is not None:
+            self.claimer.pace.observe(monotonic() - held.started_at)

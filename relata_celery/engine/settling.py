@@ -1,0 +1,239 @@
+"""The one door: every ending of an attempt passes here, and nobody else writes one.
+
+An outcome that a child returned, a killed process, a time-out, a cancellation, a drain: each is
+handed to :meth:`Settler.settle`, which decides (:func:`relata_celery.domain.settle.decide`) and
+writes in group commits. The flush starts when the previous one has returned: an idle worker
+settles at once, a busy one in bulk, without a timer.
+
+Failure behaviour. While MongoDB is away the batch is kept and tried again until the fence is found
+to hold or not; the renewer goes on renewing what is being settled. A settlement that MongoDB
+refuses for what it holds (a result that does not fit) becomes a permanent failure that says so.
+An outcome whose fence moved on is dropped: a refused verdict, one log line, no second write.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+from relata_celery.domain.errors import StoreError, StoreUnavailable
+from relata_celery.domain.events import Event, JobRefused, JobSettled
+from relata_celery.domain.job import AttemptOutcome, ErrorClass, JobState, NewJob
+from relata_celery.domain.outcome import ErrorInfo, LeaseForfeited, Outcome, Settlement, Verdict
+from relata_celery.domain.settle import decide
+
+from .background import Background
+from .held import Held, HeldJob
+from .ports import JobQueue
+
+logger = logging.getLogger("relata_celery")
+
+OnVerdict = Callable[[Settlement, Verdict], None]
+FollowupToJob = Callable[[Mapping[str, Any]], NewJob]
+
+#: Most settlements in one write: keeps a flush's documents well below MongoDB's 48 MB message limit.
+MAX_BATCH = 200
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How long ended jobs are kept, in seconds; None keeps them."""
+
+    succeeded_s: float | None
+    failed_s: float | None
+
+
+@dataclass(slots=True)
+class _Pending:
+    held: HeldJob
+    settlement: Settlement
+    on_verdict: OnVerdict | None
+
+
+class Settler(Background):
+    name = "settler"
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        held: Held,
+        retention: Retention,
+        emit: Callable[[Event], None],
+        followup_to_job: FollowupToJob,
+        random: Callable[[], float],
+    ) -> None:
+        super().__init__(random=random)
+        self._queue = queue
+        self._held = held
+        self._retention = retention
+        self._emit = emit
+        self._followup_to_job = followup_to_job
+        self._lock = threading.Lock()
+        self._pending: list[_Pending] = []
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def settle(self, held: HeldJob, outcome: Outcome, on_verdict: OnVerdict | None = None) -> bool:
+        """Take the end of this attempt; return at once. False if it already had an end.
+
+        ``on_verdict`` is called once, from the settling thread, when the database has answered.
+        """
+        if not self._held.begin_settling(held):
+            return False
+        if isinstance(outcome, LeaseForfeited):
+            self._forfeit(held, outcome.reason)
+            return True
+        settlement = decide(
+            outcome,
+            replace(held.job, max_attempts=held.max_attempts),
+            random_fraction=self._random(),
+            retention_succeeded_s=self._retention.succeeded_s,
+            retention_failed_s=self._retention.failed_s,
+        )
+        self._push(_Pending(held, settlement, on_verdict))
+        return True
+
+    def acknowledge(self, held: HeldJob) -> bool:
+        """End a plain message or task that keeps no record: its document is removed."""
+        if not self._held.begin_settling(held):
+            return False
+        settlement = Settlement(
+            claim=held.claim,
+            state=JobState.SUCCEEDED,
+            recorded=AttemptOutcome.SUCCEEDED,
+            attempt=held.job.attempt,
+            delete=True,
+        )
+        self._push(_Pending(held, settlement, None))
+        return True
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything handed in has its verdict; False when the time ran out first."""
+        return self._idle.wait(timeout_s)
+
+    def step(self) -> float | None:
+        with self._lock:
+            batch = self._pending[:MAX_BATCH]
+        if not batch:
+            return None
+        try:
+            verdicts = self._queue.settle([entry.settlement for entry in batch])
+        except StoreUnavailable:
+            raise
+        except StoreError as exc:
+            if len(batch) > 1:
+                verdicts = [self._settle_alone(entry) for entry in batch]
+            else:
+                verdicts = [self._settle_refused(batch[0], exc)]
+        self._conclude(batch, verdicts)
+        with self._lock:
+            del self._pending[: len(batch)]
+            more = bool(self._pending)
+            if not more:
+                self._idle.set()
+        return 0.0 if more else None
+
+    def _push(self, entry: _Pending) -> None:
+        with self._lock:
+            self._pending.append(entry)
+            self._idle.clear()
+        self.wake()
+
+    def _settle_alone(self, entry: _Pending) -> Verdict:
+        try:
+            return self._queue.settle([entry.settlement])[0]
+        except StoreUnavailable:
+            raise
+        except StoreError as exc:
+            return self._settle_refused(entry, exc)
+
+    def _settle_refused(self, entry: _Pending, exc: StoreError) -> Verdict:
+        """Record, instead of what MongoDB would not take, that it would not take it."""
+        info = ErrorInfo(ErrorClass.PERMANENT, f"outcome cannot be stored: {exc}"[:2000], "StoreError", __name__)
+        entry.settlement = replace(
+            entry.settlement,
+            state=JobState.FAILED,
+            recorded=AttemptOutcome.FAILED,
+            counted=True,
+            result=None,
+            message=None,
+            followups=(),
+            error=info,
+            retention_s=self._retention.failed_s,
+        )
+        try:
+            return self._queue.settle([entry.settlement])[0]
+        except StoreUnavailable:
+            raise
+        except StoreError as again:
+            logger.error("job %s: its end cannot be written (%s); its lease will run out", entry.held.claim.id, again)
+            return Verdict(entry.held.claim, accepted=False, reason=str(again))
+
+    def _conclude(self, batch: Sequence[_Pending], verdicts: Sequence[Verdict]) -> None:
+        now = monotonic()
+        self._publish(
+            [e.settlement for e, v in zip(batch, verdicts, strict=True) if v.accepted and e.settlement.followups]
+        )
+        for entry, verdict in zip(batch, verdicts, strict=True):
+            self._held.remove(entry.held)
+            self._report(entry, verdict, now)
+            if entry.on_verdict is not None:
+                try:
+                    entry.on_verdict(entry.settlement, verdict)
+                except Exception:
+                    logger.exception("job %s: a listener of its end failed", entry.held.claim.id)
+
+    def _publish(self, settled: Sequence[Settlement]) -> None:
+        """Publish follow-ups at once; what fails here is left in the documents, for the reaper."""
+        if not settled:
+            return
+        try:
+            publish_followups(
+                self._queue, [(s.claim.id, s.followups) for s in settled], self._followup_to_job
+            )
+        except StoreError as exc:
+            logger.warning("follow-ups of %d jobs are left to the reaper: %s", len(settled), exc)
+
+    def _report(self, entry: _Pending, verdict: Verdict, now: float) -> None:
+        job, settlement = entry.held.job, entry.settlement
+        if not verdict.accepted:
+            self._emit(JobRefused(job.claim.id, job.type, job.queue, job.attempt, verdict.reason or "lease lost"))
+            return
+        duration_ms = settlement.duration_ms
+        if duration_ms is None and entry.held.started_at is not None:
+            duration_ms = int((now - entry.held.started_at) * 1000)
+        error = settlement.error
+        self._emit(
+            JobSettled(
+                job_id=job.claim.id,
+                type=job.type,
+                queue=job.queue,
+                attempt=job.attempt,
+                item_id=job.item_id,
+                outcome=settlement.recorded,
+                state=settlement.state,
+                error_class=error.error_class if error else None,
+                error=error.text if error else None,
+                duration_ms=duration_ms,
+                worker=job.claim.owner,
+            )
+        )
+
+    def _forfeit(self, held: HeldJob, reason: str) -> None:
+        self._held.remove(held)
+        job = held.job
+        self._emit(JobRefused(job.claim.id, job.type, job.queue, job.attempt, reason))
+
+
+def publish_followups(
+    queue: JobQueue,
+    settled: Sequence[tuple[str, tuple[Mapping[str, Any], ...]]],
+    followup_to_job: FollowupToJob,
+) -> None:
+    """Insert the jobs that these settled jobs asked for, then clear them; safe to repeat."""
+    jobs = [followup_to_job(followup) for _id, followups in settled for followup in followups]
+    queue.publish_followups([job_id for job_id, _followups in settled], jobs)

@@ -1,0 +1,138 @@
+"""How an attempt learns that it must stop, in a pool process and in a thread.
+
+The parent decides; this is only the way the message reaches the handler's code. In a pool process
+a signal (SIGUSR1, the one Celery's soft time limit uses) makes the handler look at the board; in
+a thread the exception is raised asynchronously by the interpreter. Either way the exception is
+raised only while the handler's own code runs, never in what follows it, and never in the next job
+of the same process or thread: the attempt's own token is checked where the exception is raised.
+
+Code that blocks in C sees the exception when it returns to Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from time import monotonic
+from types import FrameType
+from typing import Protocol
+
+from celery.exceptions import SoftTimeLimitExceeded
+
+from relata_celery.domain.errors import JobCancelled, JobTimeout, LeaseLost
+from relata_celery.engine.held import StopReason
+
+from .board import BoardReader
+
+
+class TimeLimitReached(JobTimeout, SoftTimeLimitExceeded):  # type: ignore[misc]
+    """The job's time ran out. Also a ``SoftTimeLimitExceeded``, which Celery's users catch to clean up."""
+
+    def __init__(self, message: str = "the job's time ran out") -> None:
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else "the job's time ran out"
+
+
+EXCEPTIONS: dict[StopReason, type[Exception]] = {
+    StopReason.LEASE_LOST: LeaseLost,
+    StopReason.CANCELLED: JobCancelled,
+    StopReason.TIMEOUT: TimeLimitReached,
+    StopReason.SOFT_TIMEOUT: TimeLimitReached,
+    StopReason.DRAINED: LeaseLost,
+}
+
+
+class StopSignal(Protocol):
+    """What an attempt can ask about itself, and the span in which it may be interrupted."""
+
+    def reason(self) -> StopReason | None: ...
+
+    def lease_deadline(self) -> float: ...
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+class ThreadSignal:
+    """For attempts in this process: threads, solo, green pools. Shared by both sides."""
+
+    def __init__(self, lease_deadline: float) -> None:
+        self._lock = threading.Lock()
+        self._reason: StopReason | None = None
+        self._lease_deadline = lease_deadline
+        self._thread: int | None = None
+        self._raised = False
+
+    def reason(self) -> StopReason | None:
+        return self._reason
+
+    def lease_deadline(self) -> float:
+        return self._lease_deadline
+
+    def extend(self, lease_deadline: float) -> None:
+        self._lease_deadline = lease_deadline
+
+    def enter(self) -> None:
+        with self._lock:
+            self._thread = threading.get_ident()
+
+    def leave(self) -> None:
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if self._raised and thread is not None:
+                _raise_in(thread, None)  # it may not have been delivered yet
+
+    def interrupt(self, reason: StopReason) -> None:
+        with self._lock:
+            if self._reason is not None:
+                return
+            self._reason = reason
+            if self._thread is not None:
+                self._raised = True
+                _raise_in(self._thread, EXCEPTIONS[reason])
+
+
+class BoardSignal:
+    """For attempts in a pool process, which read what the parent wrote on the board."""
+
+    #: The attempt that the signal handler of this process may interrupt now.
+    _entered: BoardSignal | None = None
+
+    def __init__(self, reader: BoardReader | None, slot: int, token: int, lease_s: float) -> None:
+        self._reader = reader
+        self._slot = slot
+        self._token = token
+        self._fallback_deadline = monotonic() + lease_s
+
+    def reason(self) -> StopReason | None:
+        return None if self._reader is None else self._reader.read(self._slot, self._token)[0]
+
+    def lease_deadline(self) -> float:
+        if self._reader is None:
+            return self._fallback_deadline
+        return self._reader.read(self._slot, self._token)[1]
+
+    def enter(self) -> None:
+        if signal.getsignal(signal.SIGUSR1) is not _on_signal:
+            signal.signal(signal.SIGUSR1, _on_signal)
+        BoardSignal._entered = self
+
+    def leave(self) -> None:
+        BoardSignal._entered = None
+
+
+def _on_signal(signum: int, frame: FrameType | None) -> None:
+    attempt = BoardSignal._entered
+    reason = attempt.reason() if attempt is not None else None
+    if reason is not None:
+        raise EXCEPTIONS[reason]()
+
+
+def _raise_in(thread: int, exception: type[Exception] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), None if exception is None else ctypes.py_object(exception)
+    )

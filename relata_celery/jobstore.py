@@ -1,0 +1,89 @@
+"""The jobs of an app, for programs: look, cancel, retry, count."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+from . import bootstrap
+from .domain.job import ErrorClass, Job, JobState
+from .store.by_hand import Change
+from .store.jobs import Jobs
+from .store.stats import Stats, Totals
+
+
+class JobStore:
+    """Reads and steers jobs. Safe to share between threads; opens MongoDB at first use."""
+
+    def __init__(self, jobs: Jobs, retention_failed_s: float | None) -> None:
+        self.jobs = jobs
+        self._retention_failed_s = retention_failed_s
+
+    @classmethod
+    def from_app(cls, app: Any) -> JobStore:
+        """The store behind a Celery app whose broker is ``relata+mongodb://``.
+
+        Raises :class:`~relata_celery.domain.errors.ConfigurationError` for another broker.
+        """
+        settings = bootstrap.settings_of(app)
+        database = bootstrap.stores_of(app).database
+        return cls(Jobs(database, max_attempts=settings.max_attempts), settings.retention_failed)
+
+    def get(self, job_id: str) -> Job | None:
+        """The job with this id; None when there is none."""
+        return self.jobs.get(job_id)
+
+    def find(
+        self,
+        *,
+        state: JobState | str | Collection[JobState | str] = (),
+        type: str | Collection[str] = (),
+        queue: str | Collection[str] = (),
+        error_class: ErrorClass | str | None = None,
+        item_id: str | None = None,
+        tag: str | None = None,
+        text: str | None = None,
+        created_since: datetime | None = None,
+        created_until: datetime | None = None,
+        sort: str = "-created_at",
+        skip: int = 0,
+        limit: int = 100,
+    ) -> list[Job]:
+        """The jobs of which all this is true, newest first; what is left out does not restrict.
+
+        Raises ValueError for a state or class that does not exist.
+        """
+        return self.jobs.find(
+            states=tuple(JobState(value) for value in _several(state)),
+            types=_several(type),
+            queues=_several(queue),
+            error_class=None if error_class is None else ErrorClass(error_class),
+            item_id=item_id,
+            tag=tag,
+            text=text,
+            created_since=created_since,
+            created_until=created_until,
+            sort=sort,
+            skip=skip,
+            limit=limit,
+        )
+
+    def cancel(self, job_id: str | Sequence[str]) -> dict[str, Change]:
+        """Cancel queued and running jobs for good; a running one is told within a heartbeat.
+
+        One :class:`Change` per id, also for ids that do not exist or had ended.
+        """
+        return self.jobs.cancel(_several(job_id), self._retention_failed_s)
+
+    def retry(self, job_id: str | Sequence[str]) -> dict[str, Change]:
+        """Queue failed or cancelled jobs again, due now, with all their attempts; history is kept."""
+        return self.jobs.retry(_several(job_id))
+
+    def stats(self) -> Totals:
+        """Counts by queue, state and type, and the age of the oldest due job."""
+        return Stats(self.jobs.database).totals()
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value)

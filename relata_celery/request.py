@@ -1,0 +1,275 @@
+"""A leased job in the worker's parent, between its delivery and the verdict on its end.
+
+Celery's ``Request`` acknowledges, and with that the broker forgets. This one reports: every callback
+of the pool becomes an outcome handed to the engine's one door, and Celery's events are sent when
+the database has accepted it. ``acknowledge`` and ``reject`` are local book-keeping.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from time import monotonic
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import Terminated, WorkerLostError
+from celery import signals
+from celery.exceptions import TaskRevokedError
+from celery.worker import state
+from celery.worker.request import Request
+from kombu.utils.encoding import safe_repr
+
+from . import bootstrap
+from .attempt import Ticket, trace_job
+from .domain.job import AttemptOutcome, JobState
+from .domain.outcome import Cancelled, Failed, LeaseForfeited, Outcome, Settlement, Succeeded, Verdict, WorkerLost
+from .engine.held import HeldJob, Phase, StopReason
+from .interrupt import ThreadSignal
+from .transport.envelope import HEADER
+
+
+class LeasedRequest(Request):  # type: ignore[misc]
+    """The parent's view of one attempt, and the engine's hold on where it runs."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Celery derives a class per task whose shortcuts bypass ours; take ours back.
+        super().__init_subclass__(**kwargs)
+        for name in ("on_success", "execute_using_pool"):
+            if name in cls.__dict__:
+                delattr(cls, name)
+
+    def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(message, *args, **kwargs)
+        self._held: HeldJob | None = getattr(message, "held", None)
+        self._pool: Any = None
+        self._signal: ThreadSignal | None = None
+        self._slot: tuple[int, int] | None = None
+        self._finished = False
+        if self._held is None:
+            return
+        self._worker = bootstrap.worker_of(self.app)
+        stated = self._options.get("max_attempts") or self.task.max_attempts
+        self._worker.service.adopt(
+            self._held, self, max_attempts=stated, retry_on_timeout=self.task.retry_on_timeout
+        )
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        options = self.request_dict.get(HEADER)
+        return options if isinstance(options, dict) else {}
+
+    # -- into the pool --------------------------------------------------------------------------
+
+    def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
+        held = self._held
+        if held is None:
+            return super().execute_using_pool(pool, **kwargs)
+        if held.phase is not Phase.RESERVED:  # given back while it waited for a slot
+            state.task_ready(self)
+            raise TaskRevokedError(self.id)
+        if self.revoked():
+            raise TaskRevokedError(self.id)
+        self._pool = pool
+        return pool.apply_async(
+            trace_job,
+            args=(
+                self.type,
+                self.id,
+                self.request_dict,
+                self.body,
+                self.content_type,
+                self.content_encoding,
+                self._ticket(held, pool),
+                self._signal,
+            ),
+            accept_callback=self.on_accepted,
+            callback=self.on_success,
+            error_callback=self.on_failure,
+            correlation_id=self.id,
+        )
+
+    def _ticket(self, held: HeldJob, pool: Any) -> Ticket:
+        board = None
+        if _runs_in_processes(pool):
+            self._slot = self._worker.board.take(held.lease_deadline)
+            board = self._slot and (self._worker.board.path, *self._slot)
+        else:
+            self._signal = ThreadSignal(held.lease_deadline)
+        soft, _hard = self._limits()
+        return Ticket(
+            job_id=held.claim.id,
+            type=held.job.type,
+            attempt=held.job.attempt,
+            max_attempts=held.max_attempts,
+            fence=held.claim.fence,
+            owner=held.claim.owner,
+            item_id=held.job.item_id,
+            lease_s=self._worker.settings.lease_duration,
+            time_left_s=soft[0],
+            board=board,
+            max_result_bytes=self._worker.settings.max_result_bytes,
+        )
+
+    def _limits(self) -> tuple[tuple[float, StopReason], float]:
+        """The attempt's soft limit with its reason, and its hard limit, in seconds from its start.
+
+        Celery's own limits (task, call or ``task_time_limit``) are honoured in every pool; the
+        earlier one wins.
+        """
+        settings = self._worker.settings
+        timeout = float(self._options.get("timeout") or self.task.timeout or settings.job_timeout)
+        time_limit, soft_time_limit = self.time_limits or (None, None)
+        soft_time_limit = soft_time_limit or self.task.soft_time_limit
+        time_limit = time_limit or self.task.time_limit
+        soft = (timeout, StopReason.TIMEOUT)
+        if soft_time_limit and soft_time_limit < timeout:
+            soft = (float(soft_time_limit), StopReason.SOFT_TIMEOUT)
+        hard = timeout + settings.timeout_grace
+        return soft, min(hard, float(time_limit)) if time_limit else hard
+
+    # -- what the pool reports ------------------------------------------------------------------
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        if self._held is not None:
+            soft, hard = self._limits()
+            self._worker.service.begin(self._held, monotonic(), soft=soft, hard_s=hard)
+        super().on_accepted(pid, time_accepted)
+
+    def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> None:
+        if self._held is None:
+            super().on_success(failed__retval__runtime, **kwargs)
+            return
+        _failed, (outcome, shown), runtime = failed__retval__runtime
+        self._ended(outcome, shown, runtime)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
+        """The pool itself reports: the process died, was terminated, or sent what cannot be read."""
+        if self._held is None:
+            super().on_failure(exc_info, send_failed_event, return_ok)
+            return
+        exc = exc_info.exception
+        if isinstance(exc, ExceptionWithTraceback):
+            exc = exc.exc
+        if isinstance(exc, Terminated):
+            reason = f"terminated ({exc})"
+            outcome: Outcome = Cancelled(reason) if self._terminated_by_user else WorkerLost(reason)
+        elif isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
+            outcome = WorkerLost(str(exc)[:200] or type(exc).__name__)
+        else:
+            from .domain.classify import describe
+
+            outcome = Failed(describe(exc, self.task.__module__))
+        self._ended(outcome, None, None)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """Not used: time limits are the engine's, the same in every pool."""
+
+    def on_retry(self, exc_info: Any) -> None:
+        """Not used: a retry is an outcome."""
+
+    def _ended(self, outcome: Outcome, shown: str | None, runtime: float | None) -> None:
+        self._finished = True
+        held = self._held
+        assert held is not None
+        if self._slot is not None:
+            self._worker.board.give_back(*self._slot)
+        if threading.current_thread() is threading.main_thread():
+            state.task_ready(self, successful=isinstance(outcome, Succeeded))
+        else:
+            self._worker.call_soon(lambda: state.task_ready(self, successful=isinstance(outcome, Succeeded)))
+        self.acknowledge()
+
+        def on_verdict(settlement: Settlement, verdict: Verdict) -> None:
+            if verdict.accepted and self.eventer and self.eventer.enabled and self.task.send_events:
+                self._worker.call_soon(lambda: self._send_outcome_event(settlement, shown, runtime))
+
+        if isinstance(outcome, WorkerLost):
+            outcome = self._with_errbacks(outcome, held)
+        if not self._worker.service.settle(held, outcome, on_verdict):
+            self._worker.service.slot_freed()
+
+    def _with_errbacks(self, outcome: WorkerLost, held: HeldJob) -> WorkerLost:
+        if held.job.attempt < held.max_attempts or not self.errbacks:
+            return outcome
+        return WorkerLost(
+            outcome.reason, bootstrap.errback_followups(self.task, self._context, self.errbacks, outcome.reason)
+        )
+
+    def _send_outcome_event(self, settlement: Settlement, shown: str | None, runtime: float | None) -> None:
+        error = settlement.error
+        text = f"{error.exception}({error.text!r})" if error else ""
+        if settlement.state is JobState.SUCCEEDED:
+            self.send_event("task-succeeded", result=shown, runtime=runtime)
+        elif settlement.state is JobState.CANCELLED:
+            self.send_event("task-revoked", terminated=True, signum=None, expired=False)
+        elif settlement.state is JobState.FAILED:
+            self.send_event("task-failed", exception=text, traceback=(error and error.traceback) or "")
+        elif settlement.recorded is not None and settlement.recorded is not AttemptOutcome.SUCCEEDED:
+            self.send_event("task-retried", exception=text, traceback=(error and error.traceback) or "")
+
+    # -- what the engine asks (AttemptControl) --------------------------------------------------
+
+    def interrupt(self, reason: StopReason) -> None:
+        if self._finished:
+            return
+        if self._signal is not None:
+            self._signal.interrupt(reason)
+        elif self._slot is not None:
+            self._worker.board.mark(*self._slot, reason)
+            if self.worker_pid:
+                _send(self.worker_pid, signal.SIGUSR1)
+
+    def kill(self) -> None:
+        if self._finished or self._pool is None or not self.worker_pid or self._signal is not None:
+            return
+        try:
+            self._pool.terminate_job(self.worker_pid, signal.SIGKILL)
+        except (NotImplementedError, OSError):
+            pass
+
+    def lease_extended(self, lease_deadline: float) -> None:
+        if self._signal is not None:
+            self._signal.extend(lease_deadline)
+        elif self._slot is not None:
+            self._worker.board.extend(*self._slot, lease_deadline)
+
+    # -- what a person asks ---------------------------------------------------------------------
+
+    _terminated_by_user = False
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:  # noqa: A002
+        self._terminated_by_user = True
+        super().terminate(pool, signal)
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: A002
+        """Celery stops running tasks after a lost connection: ours keep their lease and go on."""
+        if self._held is None:
+            super().cancel(pool, signal, emit_retry)
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        if self._held is None:
+            super()._announce_revoked(reason, terminated, signum, expired)
+            return
+        state.task_ready(self)
+        self._already_revoked = True
+        self.send_event("task-revoked", terminated=terminated, signum=safe_repr(signum), expired=expired)
+        self._worker.service.settle(self._held, Cancelled(reason))
+        signals.task_revoked.send(
+            self.task, request=self._context, terminated=terminated, signum=signum, expired=expired
+        )
+
+
+def _runs_in_processes(pool: Any) -> bool:
+    return bool(pool.uses_semaphore)
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+
+
+__all__ = ["LeaseForfeited", "LeasedRequest"]

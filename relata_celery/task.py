@@ -1,0 +1,226 @@
+"""LeasedTask, the base class of every job, and the ``@job`` decorator.
+
+A leased task is an ordinary Celery task: ``delay``, ``apply_async``, signatures, ``retry``, hooks
+and signals work as Celery documents them. What differs is what stands behind it: its message is
+kept in MongoDB until the job has ended, and its ending is decided by class of error.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from celery import Task
+from kombu.exceptions import EncodeError
+
+from . import bootstrap
+from .attempt import REQUEST_KEY, Attempt, run_detached
+from .conf import check_task_options
+from .domain.errors import ConfigurationError, InvalidJob
+from .transport.envelope import HEADER
+from .worker.checks import StartRefused
+from .worker.install import install
+
+#: Options of a job that travel with one call (``apply_async(..., item_id="doc-7")``).
+CALL_OPTIONS = ("item_id", "tags", "unique_key", "max_attempts", "timeout")
+
+#: Where ``@job(ai=True)`` jobs go unless they name a queue.
+AI_QUEUE = "ai"
+
+
+class InvalidArguments(InvalidJob, EncodeError):
+    """The arguments of a call cannot be encoded; nothing was written."""
+
+
+class LeasedTask(Task):  # type: ignore[misc]
+    """Base of tasks whose jobs are leased, renewed, fenced and retried by class of error.
+
+    Options, as class attributes or in the decorator: ``max_attempts`` (executions in all, default
+    ``relata_max_attempts``), ``timeout`` (seconds one attempt may take, default ``relata_job_timeout``),
+    ``retry_on_timeout`` (default no), ``priority`` (0 to 9, 9 first), ``queue``, ``ai``.
+    Celery's ``max_retries`` is understood: it means ``max_attempts`` - 1.
+    """
+
+    abstract = True
+    Request = "relata_celery.request:LeasedRequest"
+    acks_late = True
+    #: Ours decides; Celery's own default of 3 must not stop a job with more attempts.
+    max_retries: ClassVar[int | None] = None
+
+    max_attempts: int
+    timeout: float | None = None
+    retry_on_timeout: bool = False
+    ai: bool = False
+    job_queue: str | None = None
+    job_priority: int | None = None
+
+    @classmethod
+    def bind(cls, app: Any) -> Any:
+        # Celery warns that a task's own ``queue`` and ``priority`` will lose their meaning in 6.0;
+        # they are options of ours, kept under names of ours.
+        for option, ours in (("queue", "job_queue"), ("priority", "job_priority")):
+            if option in cls.__dict__:
+                setattr(cls, ours, cls.__dict__[option])
+                delattr(cls, option)
+        if not cls.__dict__.get("_options_checked"):
+            _refuse_unknown(cls)
+        return super().bind(app)
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Install the worker's part in the app, and check the task's options once."""
+        install(app)
+        if cls.__dict__.get("_options_checked") or not getattr(cls, "name", None):
+            return
+        cls._options_checked = True
+        try:
+            stated = {
+                option: getattr(cls, attribute)
+                for option, attribute in _OPTIONS.items()
+                if getattr(cls, attribute, None) is not None
+            }
+            check_task_options(cls.name, stated)
+            cls._settle_attempts(bootstrap.settings_of(app).max_attempts)
+        except ConfigurationError as exc:
+            raise StartRefused(str(exc)) from exc
+
+    @classmethod
+    def _settle_attempts(cls, default: int) -> None:
+        """One counter behind two names: Celery's retries and our attempts."""
+        stated = getattr(cls, "max_attempts", None)
+        if stated is None:
+            retries = cls.max_retries
+            stated = default if retries is None else retries + 1
+            if retries is None and _states_no_limit(cls):
+                stated = UNLIMITED
+        cls.max_attempts = stated
+        if cls.max_retries is None:
+            cls.max_retries = stated - 1
+
+    # -- publishing -----------------------------------------------------------------------------
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Publish a job; return its ``AsyncResult``.
+
+        Besides Celery's options: ``item_id`` (what the job is about, searchable), ``tags``,
+        ``unique_key`` (at most one unfinished job has it), ``max_attempts``, ``timeout``.
+        The same ``task_id`` twice is one job. Raises :class:`InvalidJob` for a job that the queue
+        cannot take (arguments that are no JSON, over 16 MB, priority out of range) and
+        ``kombu.exceptions.OperationalError`` when MongoDB cannot be reached, within ten seconds.
+        """
+        ours = {key: options.pop(key) for key in CALL_OPTIONS if options.get(key) is not None}
+        check_task_options(self.name, ours)
+        stored: dict[str, Any] = {"max_attempts": self.max_attempts, **ours}
+        if options.get("countdown") is not None:
+            stored["delay_s"] = float(options["countdown"])
+        headers = dict(options.pop("headers", None) or {})
+        headers[HEADER] = {**headers.get(HEADER, {}), **stored}
+        if "countdown" not in options:
+            headers[HEADER].pop("delay_s", None)
+        if not options.get("queue") and not options.get("exchange") and not options.get("routing_key"):
+            queue = self.job_queue or (AI_QUEUE if self.ai else None)
+            if queue is not None:
+                options["queue"] = queue
+        if options.get("priority") is None and self.job_priority is not None:
+            options["priority"] = self.job_priority
+        try:
+            return super().apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
+        except EncodeError as exc:
+            raise InvalidArguments(f'job type "{self.name}": its arguments cannot be encoded: {exc}') from exc
+
+    def signature_from_request(
+        self, request: Any = None, args: Any = None, kwargs: Any = None, queue: str | None = None, **options: Any
+    ) -> Any:
+        request = self.request if request is None else request
+        ours = request.get(HEADER)
+        if isinstance(ours, Mapping):
+            options.setdefault("headers", {HEADER: dict(ours)})
+        return super().signature_from_request(request, args, kwargs, queue=queue, **options)
+
+    # -- executing ------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        request = self.request
+        attempt: Attempt | None = request.get(REQUEST_KEY)
+        if attempt is not None and not attempt.entered:
+            return attempt.execute(self, args, kwargs)
+        if not request.called_directly and attempt is None:
+            return run_detached(self, args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+#: The options of a job, and the class attributes that hold them.
+_OPTIONS = {
+    "queue": "job_queue",
+    "priority": "job_priority",
+    "max_attempts": "max_attempts",
+    "timeout": "timeout",
+    "retry_on_timeout": "retry_on_timeout",
+    "ai": "ai",
+}
+
+#: What Celery's decorator takes or makes besides the attributes of its Task class.
+_DECORATOR = frozenset(
+    "app run _decorated max_attempts autoretry_for dont_autoretry_for retry_kwargs retry_backoff "
+    "retry_backoff_max retry_jitter pydantic pydantic_strict pydantic_context pydantic_dump_kwargs "
+    "throws lazy shared name base bind".split()
+)
+
+
+def _refuse_unknown(cls: type) -> None:
+    """Refuse an option of the decorator that neither Celery nor we know: it is a typing error.
+
+    Attributes of your own belong on a subclass of LeasedTask.
+    """
+    if "_decorated" not in cls.__dict__:
+        return
+    parents = cls.__mro__[1:]
+    for option in cls.__dict__:
+        if option.startswith("_") or option in _DECORATOR or any(option in base.__dict__ for base in parents):
+            continue
+        known = [*_OPTIONS, *_DECORATOR, *(key for key in Task.__dict__ if not key.startswith("_"))]
+        near = difflib.get_close_matches(option, known, 1)
+        hint = f"; did you mean {near[0]}?" if near else "; attributes of your own belong on a subclass of LeasedTask"
+        raise StartRefused(f"task {cls.__dict__.get('name')}: no such option {option!r}{hint}")
+
+
+#: Attempts of a task that states ``max_retries=None``, which in Celery means "for ever".
+UNLIMITED = 1_000_000
+
+
+def _states_no_limit(cls: type) -> bool:
+    """Whether the task itself says ``max_retries=None`` (and not merely inherits our default)."""
+    for base in cls.__mro__:
+        if base is LeasedTask:
+            return False
+        if "max_retries" in base.__dict__:
+            return base.__dict__["max_retries"] is None
+    return False
+
+
+def job(*args: Any, **options: Any) -> Any:
+    """Register a function as a job of the ready-made app: ``@job`` or ``@job(queue="mail", timeout=60)``.
+
+    In an app of your own use ``@app.task(base=LeasedTask, ...)``, or give the app
+    ``task_cls="relata_celery:LeasedTask"``; the options are the same.
+    """
+    from .readymade import ready_made_app
+
+    app: Any = options.pop("app", None) or ready_made_app()
+    options.setdefault("base", LeasedTask)
+
+    def register(function: Callable[..., Any]) -> Any:
+        return app.task(**options)(function)
+
+    if len(args) == 1 and callable(args[0]) and not isinstance(args[0], type):
+        return register(args[0])
+    if args:
+        raise TypeError("@job takes options by keyword only, as in @job(queue='mail')")
+    return register

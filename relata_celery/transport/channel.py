@@ -1,0 +1,186 @@
+"""The channel: publishes become jobs or mailbox messages, consumers are fed from both.
+
+Two kinds of queue. A *mailbox* (declared auto-delete or exclusive: remote control, replies, event
+listeners) holds short-lived messages in collections of its own, with expiry, and never touches the
+jobs. Every other queue holds jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from queue import Empty
+from typing import Any
+
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.transport.virtual.base import queue_declare_ok_t
+
+from relata_celery.domain.job import NewJob
+from relata_celery.engine.held import HeldJob
+
+from . import capture, envelope
+from .qos import QoS
+
+#: How long an unclaimed mailbox message, and a binding whose listener fell silent, are kept, in seconds.
+DEFAULT_MESSAGE_TTL_S = 60.0
+MIN_BINDING_TTL_S = 60.0
+
+
+class Message(virtual.Message):
+    """A delivered message; ``held`` is the lease it came with (None for mailbox messages)."""
+
+    def __init__(self, payload: Mapping[str, Any], channel: Any = None, **kwargs: Any) -> None:
+        super().__init__(payload, channel=channel, **kwargs)
+        self.held: HeldJob | None = payload.get("held")
+
+
+class Channel(virtual.Channel):
+    Message = Message
+    QoS = QoS
+    supports_fanout = True
+    do_restore = False
+    #: Bodies are kept as they are: JSON stays readable in the database, binary stays binary.
+    body_encoding = None
+
+    # -- declaring ------------------------------------------------------------------------------
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **kwargs: Any) -> Any:
+        return to_rabbitmq_queue_arguments(arguments, **kwargs)
+
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
+        """Declare a queue. Counts its messages only when asked to look (``passive``)."""
+        name = queue or f"amq.gen-{self._next_delivery_tag()}"
+        self._new_queue(name, **kwargs)
+        return queue_declare_ok_t(name, self._size(name) if passive else 0, 0)
+
+    def _new_queue(self, queue: str, **kwargs: Any) -> None:
+        if kwargs.get("auto_delete") or kwargs.get("exclusive"):
+            arguments = kwargs.get("arguments") or {}
+            expires_ms, ttl_ms = arguments.get("x-expires"), arguments.get("x-message-ttl")
+            self.connection.mailboxes[queue] = (
+                max(float(expires_ms or 0) / 1000, MIN_BINDING_TTL_S),
+                float(ttl_ms) / 1000 if ttl_ms else DEFAULT_MESSAGE_TTL_S,
+            )
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        mailbox = self.connection.mailboxes.get(queue)
+        if mailbox is None and self.typeof(exchange).type == "direct" and routing_key in (queue, exchange):
+            return  # the usual one-to-one binding of a task queue: published to by name
+        self.connection.stores.mailboxes.bind(
+            exchange, routing_key or "", pattern or "", queue, mailbox is not None, mailbox and mailbox[0]
+        )
+
+    def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
+        """The bindings of an exchange: those declared here, and those that others declared."""
+        local = self.state.exchanges.get(exchange, {}).get("table", [])
+        merged = dict.fromkeys((key or "", pattern or "", queue) for key, pattern, queue in local)
+        for key, pattern, queue, mailbox in self.connection.stores.mailboxes.bindings(exchange):
+            merged[(key, pattern, queue)] = None
+            if mailbox and queue not in self.connection.mailboxes:
+                self.connection.remote_mailboxes.add(queue)
+        return list(merged)
+
+    # -- publishing -----------------------------------------------------------------------------
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        if envelope.is_task(message):
+            job = envelope.to_new_job(queue, message)
+            captured = capture.current.get()
+            if captured is None or not captured.takes(job.id, queue, message):
+                self.connection.enqueue(job)
+        elif self._is_mailbox(queue):
+            self._put_mail([queue], message)
+        else:
+            self.connection.enqueue(envelope.to_new_job(queue, message))
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        queues = list(dict.fromkeys(queue for _key, _pattern, queue in self.get_table(exchange)))
+        if queues:
+            self._put_mail(queues, message)
+
+    def _put_mail(self, queues: list[str], message: dict[str, Any]) -> None:
+        ttls = [self.connection.mailboxes[name][1] for name in queues if name in self.connection.mailboxes]
+        self.connection.stores.mailboxes.put(
+            queues, envelope.stored_copy(message), min(ttls, default=DEFAULT_MESSAGE_TTL_S)
+        )
+
+    def _is_mailbox(self, queue: str) -> bool:
+        connection = self.connection
+        if queue in connection.mailboxes or queue in connection.remote_mailboxes:
+            return True
+        return bool(connection.stores.mailboxes.is_mailbox(queue))
+
+    # -- consuming ------------------------------------------------------------------------------
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **kwargs: Any
+    ) -> None:
+        super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        if queue in self.connection.mailboxes:
+            self.connection.listen(queue)
+            return
+        if no_ack:
+            self.connection._callbacks[queue] = self._acknowledging(callback)
+        self.connection.consume(queue)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        queue = self._tag_to_queue.get(consumer_tag)
+        super().basic_cancel(consumer_tag)
+        if queue is not None and queue not in self._active_queues:
+            self.connection.stop_consuming(queue)
+
+    def _acknowledging(self, callback: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Any]:
+        def deliver(raw_message: dict[str, Any]) -> Any:
+            message = self.Message(raw_message, channel=self)
+            if message.held is not None:
+                self.connection.lease_service.acknowledge(message.held)
+            return callback(message)
+
+        return deliver
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        """One message, now (``basic_get``)."""
+        if self._is_mailbox(queue):
+            for _queue, message in self.connection.stores.mailboxes.take([queue], 1):
+                return mail_delivery(message)
+            raise Empty
+        raw = self.connection.claim_one(queue)
+        if raw is None:
+            raise Empty
+        return raw
+
+    # -- looking and removing -------------------------------------------------------------------
+
+    def _size(self, queue: str) -> int:
+        stores = self.connection.stores
+        return int(stores.mailboxes.size(queue) if self._is_mailbox(queue) else stores.jobs.queue_size(queue))
+
+    def _purge(self, queue: str) -> int:
+        stores = self.connection.stores
+        return int(stores.mailboxes.purge(queue) if self._is_mailbox(queue) else stores.jobs.purge(queue))
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return True
+
+    def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        """Delete a mailbox. Jobs outlive their queue's declaration: deleting one removes no job."""
+        if self._is_mailbox(queue):
+            self.connection.stores.mailboxes.delete_queue(queue)
+            self.connection.mailboxes.pop(queue, None)
+            self.connection.stop_consuming(queue)
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
+        if if_empty and self._size(queue):
+            return
+        self._delete(queue)
+        self.state.queue_bindings_delete(queue)
+
+
+def mail_delivery(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A mailbox message as kombu expects it raw."""
+    raw = dict(message)
+    raw["properties"] = {**raw.get("properties", {}), "body_encoding": None}
+    return raw
+
+
+__all__ = ["Channel", "Message", "NewJob", "mail_delivery"]

@@ -1,0 +1,135 @@
+"""Between a kombu message and a job: which of its headers say what about the job.
+
+Outward (publish), the Celery headers ``id``, ``task``, ``eta``, ``expires``, ``root_id`` and our
+own ``relata`` header (options of a leased task) become the fields that the queue works with; the
+message itself is kept as it is. Inward (delivery) the copy carries no ``eta`` and no ``expires``:
+the database has judged both by its own clock, and Celery would park a message with an ``eta`` in
+memory even when it is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from relata_celery.domain.errors import InvalidJob
+from relata_celery.domain.job import MAX_PRIORITY, MIN_PRIORITY, ClaimedJob, NewJob
+
+#: Our own header: options of a leased task that travel with its message.
+HEADER = "relata"
+
+#: The type under which a message that is no Celery task is kept.
+PLAIN_MESSAGE = "kombu.message"
+
+
+def is_task(message: Mapping[str, Any]) -> bool:
+    """Whether this is a Celery task message (protocol 2, the only one since Celery 4)."""
+    headers = message.get("headers")
+    return isinstance(headers, Mapping) and "task" in headers and "id" in headers
+
+
+def to_new_job(queue: str, message: Mapping[str, Any]) -> NewJob:
+    """The job that publishing this message to ``queue`` makes.
+
+    Raises :class:`InvalidJob` for a priority or a time that the queue cannot take.
+    """
+    headers: Mapping[str, Any] = message["headers"]
+    properties: Mapping[str, Any] = message["properties"]
+    options = headers.get(HEADER)
+    leased = isinstance(options, Mapping)
+    options = options if isinstance(options, Mapping) else {}
+    task = str(headers.get("task") or PLAIN_MESSAGE)
+    return NewJob(
+        id=str(headers.get("id") or properties["delivery_tag"]),
+        type=task,
+        queue=queue,
+        message=stored_copy(message),
+        priority=_priority(task, properties.get("priority")),
+        run_at=_moment(task, "eta", headers.get("eta")),
+        delay_s=options.get("delay_s"),
+        expires_at=_moment(task, "expires", headers.get("expires")),
+        max_attempts=options.get("max_attempts"),
+        item_id=options.get("item_id"),
+        tags=tuple(options.get("tags") or ()),
+        unique_key=options.get("unique_key") if leased else None,
+        root_id=headers.get("root_id"),
+        parent_id=headers.get("parent_id"),
+        group_id=headers.get("group"),
+    )
+
+
+def followup_to_job(followup: Mapping[str, Any]) -> NewJob:
+    """The job that a follow-up stored in a settled job stands for."""
+    return to_new_job(str(followup["queue"]), followup["message"])
+
+
+def stored_copy(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "body": message.get("body"),
+        "content-type": message.get("content-type"),
+        "content-encoding": message.get("content-encoding"),
+        "headers": dict(message.get("headers") or {}),
+        "properties": dict(message.get("properties") or {}),
+    }
+
+
+def to_delivery(job: ClaimedJob) -> dict[str, Any]:
+    """The raw kombu message for a claimed job.
+
+    Raises TypeError, KeyError or ValueError when the stored message is not one: the caller
+    records that on the job.
+    """
+    message = job.message
+    headers, properties = message["headers"], message["properties"]
+    if not isinstance(headers, Mapping) or not isinstance(properties, Mapping):
+        raise TypeError("its headers or properties are not a mapping")
+    body = message["body"]
+    if not isinstance(body, (str, bytes)):
+        raise TypeError(f"its body is {type(body).__name__}, not text or bytes")
+    delivered = {
+        "body": body,
+        "content-type": message.get("content-type"),
+        "content-encoding": message.get("content-encoding"),
+        "headers": dict(headers),
+        "properties": {
+            **properties,
+            "priority": job.priority,
+            "body_encoding": None,
+            "delivery_tag": f"{job.claim.id}#{job.claim.fence}",
+            "delivery_info": {
+                **_mapping(properties.get("delivery_info")),
+                "redelivered": job.attempt > 1,
+            },
+        },
+    }
+    if "task" in headers:
+        delivered["headers"].update(eta=None, expires=None)
+        if HEADER in headers:
+            delivered["headers"].update(retries=job.attempt - 1)
+    return delivered
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _priority(task: str, value: object) -> int:
+    if value is None:
+        return MIN_PRIORITY
+    if isinstance(value, bool) or not isinstance(value, int) or not MIN_PRIORITY <= value <= MAX_PRIORITY:
+        raise InvalidJob(
+            f'job type "{task}": priority must be a whole number from {MIN_PRIORITY} to {MAX_PRIORITY} '
+            f"(9 is served first), not {value!r}"
+        )
+    return value
+
+
+def _moment(task: str, what: str, value: object) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+    except ValueError as exc:
+        raise InvalidJob(f'job type "{task}": {what} is not a time in ISO 8601: {value!r}') from exc
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)

@@ -1,0 +1,47 @@
+"""Reads a worker's mailboxes on a thread of its own, apart from the jobs.
+
+Remote control and events never share a query, a wake-up or a thread with claims: a flood of
+events cannot slow a job, and a wake-up for a job never costs a look at a mailbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from relata_celery.engine.background import Background
+from relata_celery.store.watch import Watch
+
+if TYPE_CHECKING:
+    from .transport import Transport
+
+#: Between two looks with a healthy change stream, and without one, in seconds.
+WATCHED_POLL_S, POLL_S = 5.0, 0.2
+
+
+class MailReader(Background):
+    name = "mail"
+
+    def __init__(self, transport: Transport, random: Callable[[], float]) -> None:
+        super().__init__(random=random)
+        self._transport = transport
+        self._watch: Watch | None = None
+
+    def step(self) -> float | None:
+        if not self._transport.listening:
+            return None
+        if self._watch is None:
+            self._watch = self._transport.stores.watch_mailboxes(
+                lambda: set(self._transport.listening), lambda _queues: self.wake()
+            )
+            self._watch.start()
+        messages = self._transport.take_mail()
+        if messages:
+            self._transport.deliver_mail(messages)
+            return 0.0
+        return WATCHED_POLL_S if self._watch.healthy else POLL_S
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        super().stop(timeout_s)

@@ -1,0 +1,70 @@
+"""What must hold before a worker starts, and what is only worth a warning."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import click
+
+from relata_celery import bootstrap
+from relata_celery.conf import environment_warnings
+from relata_celery.domain.errors import ConfigurationError
+
+logger = logging.getLogger("relata_celery")
+
+SAFE_CONTENT = frozenset({"json", "application/json", "text/plain", "msgpack", "application/x-msgpack"})
+UNSAFE_CONTENT = frozenset(
+    {"pickle", "application/x-python-serialize", "yaml", "application/x-yaml", "application/data"}
+)
+
+
+class StartRefused(ConfigurationError, click.ClickException):
+    """The worker does not start; the command line prints the reason as one error."""
+
+    def __init__(self, message: str) -> None:
+        click.ClickException.__init__(self, message)
+
+
+def check_configuration(app: Any, worker: Any) -> None:
+    """Refuse what is wrong, warn of what has no effect. Raises :class:`StartRefused`."""
+    try:
+        settings = bootstrap.settings_of(app)
+        bootstrap.mongodb_uri(app)
+        for name in ("accept_content", "result_accept_content"):
+            _check_content(name, app.conf.get(name), settings.allow_unsafe_content)
+    except ConfigurationError as exc:
+        raise StartRefused(str(exc)) from exc
+    for line in (*environment_warnings(os.environ), *_without_effect(app)):
+        logger.warning("%s", line)
+
+
+def _check_content(name: str, accepted: Any, allowed: bool) -> None:
+    unsafe = sorted(set(accepted or ()) & UNSAFE_CONTENT)
+    if unsafe and not allowed:
+        raise ConfigurationError(
+            f"{name} accepts {', '.join(unsafe)}: whoever can write to the database could run code in the worker; "
+            "use json, or set relata_allow_unsafe_content"
+        )
+
+
+def _without_effect(app: Any) -> list[str]:
+    conf, lines = app.conf, []
+    if conf.worker_prefetch_multiplier != 4:
+        lines.append("worker_prefetch_multiplier")
+    if conf.worker_disable_prefetch:
+        lines.append("worker_disable_prefetch")
+    if conf.task_reject_on_worker_lost:
+        lines.append("task_reject_on_worker_lost")
+    if "visibility_timeout" in (conf.broker_transport_options or {}):
+        lines.append("visibility_timeout")
+    warnings = []
+    if lines:
+        warnings.append(
+            f"{', '.join(lines)}: without effect for leased tasks; their lease and relata_claim_ahead decide"
+        )
+    limited = sorted(name for name, task in app.tasks.items() if getattr(task, "rate_limit", None))
+    if limited:
+        warnings.append(f"rate_limit counts per worker, not per fleet, and is set on: {', '.join(limited[:5])}")
+    return warnings

@@ -1,0 +1,24 @@
+"""Gives an app's workers our bootsteps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relata_celery import bootstrap
+
+#: By name, so that a producer does not import Celery's worker.
+ENGINE = "relata_celery.worker.steps:Engine"
+LEASES = "relata_celery.worker.steps:Leases"
+
+
+def install(app: Any) -> None:
+    """Have every worker of this app run the engine. May be called again."""
+    app.steps["worker"].add(ENGINE)
+    app.steps["consumer"].add(LEASES)
+
+
+def install_for_worker(sender: Any = None, **kwargs: Any) -> None:
+    """Celery's ``worker_init``: also an app of plain tasks needs the engine when its broker is ours."""
+    url = sender.app.conf.broker_read_url or sender.app.conf.broker_url
+    if isinstance(url, str) and url.startswith(bootstrap.URL_PREFIX):
+        install(sender.app)

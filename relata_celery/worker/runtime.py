@@ -1,0 +1,127 @@
+"""One worker's engine together with the Celery objects it reports to."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery.worker import state
+
+from relata_celery import bootstrap
+from relata_celery.board import Board
+from relata_celery.conf import Settings
+from relata_celery.domain.events import Event
+from relata_celery.domain.outcome import Released
+from relata_celery.engine.held import HeldJob
+from relata_celery.request import LeasedRequest
+from relata_celery.store.watch import Watch
+from relata_celery.transport.envelope import followup_to_job
+
+logger = logging.getLogger("relata_celery")
+
+
+class WorkerRuntime:
+    """Lives in the worker's parent from the first connection to the end, over reconnects.
+
+    Made before the pool forks, so it opens nothing until :meth:`start`.
+    """
+
+    def __init__(self, app: Any, controller: Any, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+        self.board = Board()
+        self._controller = controller
+        self._transport: Any = None
+        self._watch: Watch | None = None
+        self._listeners: list[Callable[[Event], None]] = [bootstrap.log_event]
+        self._started = False
+        self._shutdown_asked = False
+        self.stores = bootstrap.stores_of(app)
+        self.service = bootstrap.make_service(
+            self.stores,
+            settings,
+            slots=self._free_for_jobs,
+            deliver=self._deliver,
+            followup_to_job=followup_to_job,
+            emit=self._emit,
+            on_overrun=self._overrun,
+        )
+        bootstrap.bind_worker(app, self)
+
+    def start(self, transport: Any) -> None:
+        """Serve this connection's consumers; called again after each reconnect."""
+        self._transport = transport
+        if not self._started:
+            self._started = True
+            self.service.start()
+            self._watch = self.stores.watch_jobs(
+                lambda: set(self.service.claimer.queues), lambda _queues: self.service.claimer.hint()
+            )
+            self._watch.start()
+        if self.settings.workers_enabled:
+            transport.attach(self.service, self._knows_type)
+        else:
+            logger.warning("relata_workers_enabled is false: this worker answers, and consumes nothing")
+
+    def drain(self) -> None:
+        self.service.drain.begin()
+
+    def stop(self) -> None:
+        """After the pool has stopped: write what is left, end the threads."""
+        if self._watch is not None:
+            self._watch.stop()
+        if self._started:
+            self.service.stop()
+        self.board.close()
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run this in the worker's own loop; at once when there is none any more."""
+        transport = self._transport
+        if transport is None:
+            call()
+        else:
+            transport.call_soon(call)
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        self._listeners.append(listener)
+
+    def _deliver(self, jobs: Sequence[HeldJob]) -> None:
+        transport = self._transport
+        if transport is None or transport.closed:
+            for held in jobs:
+                self.service.settle(held, Released("the worker is reconnecting"))
+        else:
+            transport.deliver(jobs)
+
+    def _free_for_jobs(self) -> int:
+        """The pool's slots, less those that plain Celery tasks (acknowledged early) run in."""
+        controller = self._controller
+        pool = controller.pool
+        if pool is None:
+            return 0
+        slots = int(controller.max_concurrency or pool.num_processes or 0)
+        plain = sum(
+            1 for request in tuple(state.active_requests) if not isinstance(request, LeasedRequest)
+        )
+        return max(slots - plain, 0)
+
+    def _knows_type(self, name: str) -> bool:
+        return name in self.app.tasks
+
+    def _emit(self, event: Event) -> None:
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                logger.exception("a listener failed on %s", type(event).__name__)
+
+    def _overrun(self) -> None:
+        """A thread that cannot be stopped holds the process: its jobs were given back, so leave it."""
+        pool = self._controller.pool
+        if pool is not None and not pool.uses_semaphore:
+            logger.error("jobs that cannot be interrupted are still running in threads; leaving them behind")
+            self.board.close()
+            logging.shutdown()
+            os._exit(0)

@@ -1,0 +1,71 @@
+"""Bootsteps: they start and stop, and decide nothing.
+
+``Engine`` (worker) makes the runtime before the pool forks and waits for MongoDB after it;
+``Leases`` (consumer) attaches the engine to each new connection and ends it when all has stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import sleep
+from typing import Any
+
+from celery import bootsteps
+from celery.worker.state import maybe_shutdown
+
+from relata_celery import bootstrap
+from relata_celery.domain.errors import StoreUnavailable
+from relata_celery.store.indexes import ensure_indexes
+
+from .checks import check_configuration
+from .runtime import WorkerRuntime
+
+logger = logging.getLogger("relata_celery")
+
+
+class Engine(bootsteps.StartStopStep):  # type: ignore[misc]
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        check_configuration(worker.app, worker)
+        worker.relata = WorkerRuntime(worker.app, worker, bootstrap.settings_of(worker.app))
+
+    def start(self, worker: Any) -> None:
+        wait_for_mongodb(worker.relata.stores)
+
+    def close(self, worker: Any) -> None:
+        worker.relata.drain()
+
+    def stop(self, worker: Any) -> None:
+        worker.relata.drain()
+
+    terminate = stop
+
+
+class Leases(bootsteps.StartStopStep):  # type: ignore[misc]
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, consumer: Any) -> None:
+        consumer.controller.relata.start(consumer.connection.transport)
+
+    def stop(self, consumer: Any) -> None:
+        """Also called on every reconnect: the leases go on."""
+
+    def shutdown(self, consumer: Any) -> None:
+        consumer.controller.relata.stop()
+
+
+def wait_for_mongodb(stores: bootstrap.Stores) -> None:
+    """Return when MongoDB can be used, with its indexes in place; say so while it cannot."""
+    pause_s = 1.0
+    while True:
+        maybe_shutdown()
+        try:
+            stores.database.require_supported()
+            ensure_indexes(stores.database)
+            stores.mailboxes.ensure_indexes()
+            return
+        except StoreUnavailable as exc:
+            logger.error("MongoDB cannot be reached: %s; trying again in %.0f s", exc, pause_s)
+        sleep(pause_s)
+        pause_s = min(pause_s * 2, 15.0)
