@@ -247,7 +247,7 @@ class Odd(int):
     def __le__(self, other: Any) -> bool:
         raise RuntimeError("thorn")
 
-    __ge__ = __lt__ = __gt__ = __eq__ = __le__  # type: ignore[assignment]
+    __ge__ = __lt__ = __gt__ = __le__
     __hash__ = int.__hash__
 
 

@@ -45,7 +45,7 @@ class Age(pydantic.BaseModel):
 
 
 PANIC_CASES: dict[str, Any] = {
-    "key": lambda: {}[SECRET],
+    "key": lambda: dict[str, str]()[SECRET],
     "attribute": lambda: getattr(object(), SECRET),
     "type": lambda: raise_(TypeError(SECRET)),
     "assertion": lambda: raise_(AssertionError(SECRET)),
