@@ -81,7 +81,7 @@ def live(ids: Sequence[str]) -> Document:
 def cancel(retention_s: float | None, reason: str) -> Pipeline:
     """To cancelled. A running attempt is fenced off by it, gets its entry, and is told when it renews."""
     running = {"$eq": ["$state", RUNNING]}
-    entry = entry_of("$attempts", AttemptOutcome.CANCELLED, ErrorClass.CANCELLED, reason)
+    entry = entry_of("$attempts", AttemptOutcome.CANCELLED, ErrorClass.CANCELLED, literal(reason))
     recorded = {name: {"$cond": [running, value, f"${name}"]} for name, value in with_entry(entry).items()}
     return [
         {

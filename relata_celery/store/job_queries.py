@@ -19,10 +19,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from relata_celery.domain.job import AttemptOutcome, Claim, ErrorClass, JobState
-from relata_celery.domain.outcome import Settlement
 
 from .client import Document
-from .codec import encoded_document, exception_document
 
 Pipeline = list[Mapping[str, Any]]
 
@@ -60,7 +58,7 @@ def expire_at(retention_s: float | None) -> Any:
     return REMOVE if retention_s is None else later(retention_s)
 
 
-def _number(field: str) -> Document:
+def number_of(field: str) -> Document:
     return {"$cond": [{"$isNumber": field}, field, 0]}
 
 
@@ -100,7 +98,7 @@ def with_entry(entry: Document) -> Document:
     size = {"$size": history}
     capped = [{"$slice": [history, HISTORY_FIRST]}, {"$slice": [history, 1 - HISTORY_NEWEST]}, [entry]]
     dropped = {"$max": [0, {"$subtract": [{"$add": [size, 1]}, cap]}]}
-    skipped = {"$add": [_number("$history_skipped"), dropped]}
+    skipped = {"$add": [number_of("$history_skipped"), dropped]}
     return {
         "history": {
             "$cond": [
@@ -117,9 +115,10 @@ def entry_of(
     number: Any,
     outcome: AttemptOutcome,
     error_class: ErrorClass | None = None,
-    error: str | None = None,
-    duration_ms: int | None = None,
+    error: Any = None,
+    duration_ms: Any = None,
 ) -> Document:
+    """A history entry. ``number``, ``error`` and ``duration_ms`` are expressions (a text in ``$literal``)."""
     entry: Document = {
         "number": number,
         "fence": "$fence",
@@ -127,14 +126,14 @@ def entry_of(
         "ended_at": NOW,
         "duration_ms": {"$cond": [has_type("$started_at", "date"), {"$subtract": [NOW, "$started_at"]}, 0]}
         if duration_ms is None
-        else literal(duration_ms),
+        else duration_ms,
         "worker": "$lease.owner",
         "outcome": outcome.value,
     }
     if error_class is not None:
         entry["error_class"] = error_class.value
     if error is not None:
-        entry["error"] = literal(error)
+        entry["error"] = error
     return entry
 
 
@@ -230,55 +229,6 @@ def progress(fraction: float | None, note: str | None) -> Pipeline:
 def custom_state(state: str, meta: Any) -> Pipeline:
     """Note a state of the app's own (Celery's ``update_state``)."""
     return [{"$set": {"custom": {"state": literal(state), "meta": literal(meta), "at": NOW}}}]
-
-
-# ---------------------------------------------------------------- settle
-
-
-def settle(settlement: Settlement) -> Pipeline:
-    """The end of an attempt: to its state, with its history entry, its result or error, its follow-ups."""
-    error = settlement.error
-    fields: Document = {"state": settlement.state.value, "lease": REMOVE, "custom": REMOVE}
-    if settlement.recorded is not None:
-        fields |= with_entry(
-            entry_of(
-                literal(settlement.attempt),
-                settlement.recorded,
-                None if error is None else error.error_class,
-                None if error is None else error.text,
-                settlement.duration_ms,
-            )
-        )
-    if settlement.recorded is AttemptOutcome.SNOOZED:
-        fields["snoozes"] = {"$add": [_number("$snoozes"), 1]}
-    if error is not None:
-        fields["error"] = literal(error.text)
-        fields["error_class"] = error.error_class.value
-        fields["exception"] = literal(exception_document(error))
-    if settlement.restart:
-        fields["attempts"] = literal(0)
-    elif not settlement.counted:
-        fields["attempts"] = {"$max": [0, {"$subtract": [_number("$attempts"), 1]}]}
-    for name in ("message", "type", "max_attempts"):
-        if (value := getattr(settlement, name)) is not None:
-            fields[name] = literal(value)
-    fields |= _ended(settlement) if settlement.state.terminal else {"run_at": later(settlement.delay_s)}
-    return [{"$set": fields}]
-
-
-def _ended(settlement: Settlement) -> Document:
-    fields: Document = {
-        "finished_at": NOW,
-        "expire_at": expire_at(settlement.retention_s),
-        "unique_live": REMOVE,
-        "result": REMOVE if settlement.result is None else literal(encoded_document(settlement.result)),
-        "ignored": literal(True) if settlement.ignored else REMOVE,
-    }
-    if settlement.followups:
-        fields["followups"] = literal([dict(followup) for followup in settlement.followups])
-    if settlement.state is JobState.SUCCEEDED:
-        fields |= {"error": REMOVE, "error_class": REMOVE, "exception": REMOVE}
-    return fields
 
 
 # ---------------------------------------------------------------- reap

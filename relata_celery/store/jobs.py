@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 from bson.raw_bson import RawBSONDocument
-from pymongo import DeleteOne, UpdateOne
+from pymongo import DeleteMany, UpdateMany, UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from relata_celery.domain.errors import DuplicateJob, StoreError, StoreUnavailable
@@ -34,6 +34,7 @@ from .by_hand import ByHand
 from .client import CALL_TIMEOUT_S, Database, Document, translated
 from .codec import UnreadableJob, claimed_from_document, encode_new
 from .indexes import CLAIM, ensure_indexes
+from .settle_queries import Entry, grouped, prepare, settle, still_held
 from .standing import STANDING_FIELDS, cancelled, holds, shows_end, why_lost
 
 #: After a claim lost candidates to others, the next one chooses its own among this many times as many.
@@ -247,44 +248,58 @@ class Jobs(ByHand):
         end (an earlier try whose answer was lost), else refused with the reason. An outcome that MongoDB
         cannot store is refused, and the job settled as failed, so that it does not run again for nothing.
         """
-        if not settlements:
-            return []
+        verdicts: dict[int, Verdict] = {}
+        entries: dict[int, Entry] = {}
+        for place, settlement in enumerate(settlements):
+            try:
+                entries[place] = prepare(settlement)
+            except StoreError as problem:
+                verdicts[place] = self._settle_unstorable(settlement, problem)
+        if entries:
+            verdicts |= zip(entries, self._settle(list(entries.values())), strict=True)
+        return [verdicts[place] for place in range(len(settlements))]
+
+    def _settle(self, entries: Sequence[Entry]) -> list[Verdict]:
         try:
-            if self._send(settlements) == len(settlements):
-                return [Verdict(settlement.claim, True) for settlement in settlements]
+            if self._send(entries) == len(entries):
+                return [Verdict(entry.settlement.claim, True) for entry in entries]
         except StoreUnavailable:
             raise
         except StoreError as problem:
-            if len(settlements) == 1:
-                return [self._settle_unstorable(settlements[0], problem)]
-            return [verdict for settlement in settlements for verdict in self.settle([settlement])]
-        documents = self._standing(settlement.claim.id for settlement in settlements)
-        return [_verdict(settlement, documents.get(settlement.claim.id)) for settlement in settlements]
+            if len(entries) == 1:
+                return [self._settle_unstorable(entries[0].settlement, problem)]
+            return [verdict for entry in entries for verdict in self._settle([entry])]
+        documents = self._standing(entry.settlement.claim.id for entry in entries)
+        return [_verdict(entry.settlement, documents.get(entry.settlement.claim.id)) for entry in entries]
 
-    def _send(self, settlements: Sequence[Settlement]) -> int:
-        operations: list[UpdateOne | DeleteOne] = []
-        for settlement in settlements:
-            query = queries.held(settlement.claim)
-            if settlement.delete:
-                operations.append(DeleteOne(query, hint="_id_"))
+    def _send(self, entries: Sequence[Entry]) -> int:
+        """One bulk write for all; how many documents it ended."""
+        operations: list[UpdateOne | UpdateMany | DeleteMany] = []
+        for group in grouped(entries):
+            query = still_held(group)
+            if group[0].shape.delete:
+                operations.append(DeleteMany(query, hint="_id_"))
             else:
-                operations.append(UpdateOne(query, queries.settle(settlement), hint="_id_"))
+                # An update of one is retried by the driver after a lost connection, one of many is not.
+                update = UpdateOne if len(group) == 1 else UpdateMany
+                operations.append(update(query, settle(group), hint="_id_"))
         with translated():
             result = self._jobs().bulk_write(operations, ordered=False)
         return result.matched_count + result.deleted_count
 
     def _settle_unstorable(self, settlement: Settlement, problem: StoreError) -> Verdict:
         text = f"the outcome cannot be stored: {problem}"
+        error = ErrorInfo(ErrorClass.PERMANENT, text, "StoreError", StoreError.__module__)
         replacement = Settlement(
             claim=settlement.claim,
             state=JobState.FAILED,
             recorded=AttemptOutcome.FAILED,
             attempt=settlement.attempt,
-            error=ErrorInfo(ErrorClass.PERMANENT, text, exception="StoreError", module=StoreError.__module__),
+            error=error,
             retention_s=settlement.retention_s,
             duration_ms=settlement.duration_ms,
         )
-        if self._send([replacement]) == 1:
+        if self._send([prepare(replacement)]) == 1:
             return Verdict(settlement.claim, False, f"{text}; the job was settled as failed")
         document = self._standing([settlement.claim.id]).get(settlement.claim.id)
         return Verdict(settlement.claim, False, why_lost(document, settlement.claim))
