@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import secrets
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import FrameType
 
 from relata_celery.domain.errors import RelataError
 
@@ -96,17 +100,30 @@ def _run(options: str, uri: str) -> int:
     """The session in a process of its own; on Ctrl-C it gets the time to stop its worker."""
     command = [sys.executable, "-m", "relata_celery.demo.session", options]
     session = subprocess.Popen(command, env={**os.environ, "RELATA_MONGODB_URI": uri})
+    before = signal.signal(signal.SIGTERM, _end) if _in_main_thread() else None
     try:
         return _status(session.wait())
     except KeyboardInterrupt:
-        # The terminal has sent it to the session as well.
+        # The terminal has sent it to the session as well, which is now stopping its worker.
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            session.wait(GOODBYE_S)
         return INTERRUPTED
     finally:
-        try:
-            session.wait(GOODBYE_S if session.poll() is None else None)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        if session.poll() is None:
             session.terminate()
             session.wait(GOODBYE_S)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _in_main_thread() -> bool:
+    """Signal handlers can be set there only."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends the command by way of its finally clauses, so that nothing stays behind."""
+    raise SystemExit(128 + number)
 
 
 def _status(returned: int) -> int:

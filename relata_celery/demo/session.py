@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -212,6 +213,8 @@ def main(arguments: list[str]) -> int:
     """Run with the given options and print the report. 0, or 1 when the run failed or found a loss."""
     options = Options.load(arguments[0])
     signal.signal(signal.SIGTERM, _end)
+    # What is wrong with a PDF is told by its job.
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     console = console_for(sys.stderr if options.as_json else sys.stdout)
     folder = Path(tempfile.mkdtemp(prefix="relata-demo-"))
     good = False

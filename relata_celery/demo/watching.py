@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Protocol
+from typing import Protocol
 
 from relata_celery.demo.journal import Journal
 from relata_celery.demo.plan import Plan, step_of
@@ -15,7 +15,7 @@ from relata_celery.domain.job import Job, JobState
 class Jobs(Protocol):
     """What is asked of the job store: one job by its id."""
 
-    def get(self, job_id: str, /) -> Any:
+    def get(self, job_id: str, /) -> Job | None:
         """The job; None or JobNotFound when there is none."""
 
 
@@ -47,10 +47,9 @@ class Watcher:
 
     def _get(self, id: str) -> Job | None:
         try:
-            job: Job | None = self._store.get(id)
+            return self._store.get(id)
         except JobNotFound:
             return None
-        return job
 
     def unfinished(self) -> list[str]:
         """Jobs that have to come to an end and have not, as far as is known."""
