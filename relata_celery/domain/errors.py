@@ -1,22 +1,22 @@
 """Every error of the package, under one base.
 
-    RelataError
-      JobError                    raised by handlers, on purpose; ``error_class`` says what follows
-        TransientError            retried while attempts are left
-          RateLimited             put back for ``retry_after`` seconds without spending an attempt
-        PermanentError            not retried
-        InvalidOutputError        a model's structurally wrong answer; not retried
-        JobCancelled              the job was cancelled while it ran
-        LeaseLost                 another may run this job now: stop, nothing you do is kept
-        JobTimeout                the job's own time ran out
-      EnqueueError                a job could not be published; nothing was written
-        InvalidJob                ... because of what it is (arguments, size, priority, options)
-        DuplicateJob              ... because an unfinished job holds its unique key
-      ConfigurationError          a setting or option is wrong; the worker does not start
-      StoreError                  MongoDB refused or failed
-        StoreUnavailable          ... because it cannot be reached now; the same call may work later
-        ServerTooOld              ... because its version lacks what the queue needs
-      JobNotFound                 no job has this id
+RelataError
+  JobError                    raised by handlers, on purpose; ``error_class`` says what follows
+    TransientError            retried while attempts are left
+      RateLimited             put back for ``retry_after`` seconds without spending an attempt
+    PermanentError            not retried
+    InvalidOutputError        a model's structurally wrong answer; not retried
+    JobCancelled              the job was cancelled while it ran
+    LeaseLost                 another may run this job now: stop, nothing you do is kept
+    JobTimeout                the job's own time ran out
+  EnqueueError                a job could not be published; nothing was written
+    InvalidJob                ... because of what it is (arguments, size, priority, options)
+    DuplicateJob              ... because an unfinished job holds its unique key
+  ConfigurationError          a setting or option is wrong; the worker does not start
+  StoreError                  MongoDB refused or failed
+    StoreUnavailable          ... because it cannot be reached now; the same call may work later
+    ServerTooOld              ... because its version lacks what the queue needs
+  JobNotFound                 no job has this id
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class DuplicateJob(EnqueueError):
     """An unfinished job already holds this unique key; ``job_id`` names it."""
 
     def __init__(self, unique_key: str, job_id: str | None) -> None:
-        super().__init__(f"an unfinished job ({job_id or 'unknown id'}) already has unique_key {unique_key!r}")
+        super().__init__(
+            f"an unfinished job ({job_id or 'unknown id'}) already has unique_key {unique_key!r}"
+        )
         self.unique_key = unique_key
         self.job_id = job_id
 
