@@ -1,0 +1,242 @@
+"""Wake-ups by change stream: a hint that something came, never the word of it.
+
+Authority: none. A lost, late or doubled hint changes nothing but when somebody looks, so no resume
+token is kept: a token can die (the server's log has moved on) and then never comes back. Whenever
+the stream was opened, for whatever reason, ``on_change`` is called once with an empty set, and its
+owner looks at everything; so nothing that happened in between waits for the next poll.
+
+Failure: the stream is opened again, after a pause that grows with jitter. ``healthy`` is false
+meanwhile, and the owner polls faster. On a server that has no change streams (a standalone) it
+says so once and ends, with ``available`` false.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pymongo
+from pymongo import ReadPreference
+from pymongo.command_cursor import CommandCursor
+from pymongo.errors import OperationFailure, PyMongoError
+
+from .client import DEFAULT_DATABASE, MAJORITY, Database, Document, store_error
+from .codec import COLLECTION as JOBS
+from .mailboxes import MESSAGES
+
+logger = logging.getLogger("relata_celery")
+
+#: One request in this time when nothing happens.
+AWAIT_S = 5.0
+#: While the set of queues is young it is likely to grow: look at it more often for a while.
+SETTLING_S, SETTLING_AWAIT_S = 10.0, 0.5
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+#: "only supported on replica sets", unknown stage, unknown command: other servers' words for "never".
+_NO_CHANGE_STREAMS = frozenset({40573, 40324, 59, 115, 303})
+
+Queues = Callable[[], Collection[str]]
+OnChange = Callable[[set[str]], None]
+
+
+class Watch:
+    """Follows one change stream on a thread of its own and reports to ``on_change``.
+
+    ``queues`` gives the names of interest whenever it is asked; it is asked at least every five
+    seconds, and at once after :meth:`refresh`. ``on_change`` gets the queue that something was
+    inserted into, or an empty set when it can be any queue. It is called on the watching thread,
+    up to thousands of times a second: it should set a flag and return.
+    """
+
+    def __init__(
+        self, database: Database, collection: str, queues: Queues, on_change: OnChange, *, requeued: bool
+    ) -> None:
+        self._database = database
+        self._collection = collection
+        self._queues = queues
+        self._on_change = on_change
+        self._requeued = requeued
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._refreshing = False
+        self._cursor_id: int | None = None
+        self._followed: frozenset[str] = frozenset()
+        self._settled_at = 0.0
+        self._healthy = False
+        self._available = True
+
+    @classmethod
+    def jobs(cls, database: Database, queues: Queues, on_change: OnChange) -> Watch:
+        """A watch for jobs that are published, or put back into a queue."""
+        return cls(database, JOBS, queues, on_change, requeued=True)
+
+    @classmethod
+    def mailboxes(cls, database: Database, queues: Queues, on_change: OnChange) -> Watch:
+        """A watch for messages put into mailboxes."""
+        return cls(database, MESSAGES, queues, on_change, requeued=False)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a stream is open now: while it is, rare polls are enough."""
+        return self._healthy
+
+    @property
+    def available(self) -> bool:
+        """False once the server was found to have no change streams; the watch has ended then."""
+        return self._available
+
+    def start(self) -> None:
+        """Begin to watch; returns at once. A second call, or one after ``stop``, does nothing."""
+        with self._lock:
+            if self._thread is not None or self._stopping.is_set():
+                return
+            name = f"relata-watch-{self._collection}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+
+    def stop(self, timeout_s: float = 0.2) -> None:
+        """End the watch; waits ``timeout_s`` for its thread. May be called at any time, and again.
+
+        On a server where nothing is written the thread's last request ends by itself, up to five
+        seconds later; nothing is reported any more.
+        """
+        self._stopping.set()
+        self._interrupt()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def refresh(self) -> None:
+        """Ask for the names of interest again, no later than at the next write to the server.
+
+        So what is put into a queue after this call is heard of, whenever that is.
+        """
+        self._refreshing = True
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Have the server end the request that the watching thread waits in.
+
+        A waiting request looks up when something is written, and finds its cursor killed then.
+        Closing the cursor object from here would hand its session to others while it is in use.
+        """
+        cursor_id = self._cursor_id
+        if cursor_id is None:
+            return
+        try:
+            with pymongo.timeout(0.5):
+                self._target().command("killCursors", self._collection, cursors=[cursor_id])
+        except PyMongoError:
+            logger.debug("the change stream on %s was not interrupted", self._collection, exc_info=True)
+
+    # -- on the watching thread -----------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            opened_at = time.monotonic()
+            failure = self._round()
+            self._healthy = False
+            if failure is None:
+                pause_s = FIRST_PAUSE_S
+                continue
+            if isinstance(failure, OperationFailure) and failure.code in _NO_CHANGE_STREAMS:
+                self._available = False
+                logger.info("this MongoDB has no change streams (no replica set): polling instead")
+                return
+            if time.monotonic() - opened_at > 2 * LONGEST_PAUSE_S:
+                pause_s = FIRST_PAUSE_S
+            logger.log(
+                logging.DEBUG if pause_s == FIRST_PAUSE_S else logging.WARNING,
+                "the change stream on %s ended and is opened again: %s",
+                self._collection,
+                store_error(failure) if isinstance(failure, PyMongoError) else type(failure).__name__,
+                exc_info=None if isinstance(failure, PyMongoError) else failure,
+            )
+            self._stopping.wait(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    def _round(self) -> Exception | None:
+        """Open a stream and follow it to its end. None when the end was wanted, else the reason."""
+        try:
+            self._refreshing = False
+            cursor = self._open()
+            try:
+                self._follow(cursor)
+            finally:
+                self._cursor_id = None
+                with pymongo.timeout(0.5):
+                    cursor.close()
+        except Exception as exc:
+            # Interrupted by refresh or stop: the server's "cursor killed" is what was asked for.
+            wanted = self._refreshing or self._stopping.is_set()
+            return None if wanted and isinstance(exc, PyMongoError) else exc
+        return None
+
+    def _open(self) -> CommandCursor[Document]:
+        queues = frozenset(self._queues())
+        if queues != self._followed:
+            self._followed = queues
+            self._settled_at = time.monotonic() + SETTLING_S
+        cursor: CommandCursor[Document] = self._target()[self._collection].aggregate(
+            _pipeline(queues, requeued=self._requeued), maxAwaitTimeMS=int(self._await_s() * 1000)
+        )
+        self._cursor_id = cursor.cursor_id
+        return cursor
+
+    def _follow(self, cursor: CommandCursor[Document]) -> None:
+        """Report until the stream should be opened anew: asked to, other queues, other waiting time."""
+        settling = self._settling()
+        self._healthy = True
+        self._report(set())
+        while not self._stopping.is_set() and not self._refreshing:
+            change = cursor.try_next()
+            if change is not None:
+                if self._stopping.is_set():
+                    return
+                queue = (change.get("fullDocument") or {}).get("queue")
+                self._report({queue} if queue else set())
+            elif not cursor.alive:
+                raise _StreamEnded("the server closed the change stream")
+            elif settling != self._settling() or frozenset(self._queues()) != self._followed:
+                return
+
+    def _report(self, names: set[str]) -> None:
+        try:
+            self._on_change(names)
+        except Exception:
+            logger.exception("a listener to changes of %s failed", self._collection)
+
+    def _settling(self) -> bool:
+        return time.monotonic() < self._settled_at
+
+    def _await_s(self) -> float:
+        """How long one request waits: less than the socket does, whatever time-out its URI gave it."""
+        socket_timeout_s = self._database.client.options.pool_options.socket_timeout
+        wanted = SETTLING_AWAIT_S if self._settling() else AWAIT_S
+        return min(wanted, socket_timeout_s / 2) if socket_timeout_s else wanted
+
+    def _target(self) -> pymongo.database.Database[Document]:
+        return self._database.client.get_default_database(DEFAULT_DATABASE).with_options(
+            read_preference=ReadPreference.PRIMARY, read_concern=MAJORITY
+        )
+
+
+class _StreamEnded(PyMongoError):
+    """The stream ended without an error (its collection was dropped or renamed)."""
+
+
+def _pipeline(queues: Collection[str], *, requeued: bool) -> list[dict[str, Any]]:
+    """Only the name of the queue leaves the server; of an update not even that is known to the stream."""
+    wanted: list[Document] = [{"operationType": "insert", "fullDocument.queue": {"$in": sorted(queues)}}]
+    if requeued:
+        wanted.append({"operationType": "update", "updateDescription.updatedFields.state": "queued"})
+    return [
+        {"$changeStream": {}},
+        {"$match": {"$or": wanted}},
+        {"$project": {"fullDocument.queue": 1}},
+    ]
