@@ -119,6 +119,9 @@ class BoardSignal:
     def enter(self) -> None:
         if signal.getsignal(signal.SIGUSR1) is not _on_signal:
             signal.signal(signal.SIGUSR1, _on_signal)
+        before = signal.getsignal(signal.SIGTERM)
+        if not isinstance(before, _PatientTermination):
+            signal.signal(signal.SIGTERM, _PatientTermination(before))
         BoardSignal._entered = self
 
     def leave(self) -> None:
@@ -130,6 +133,25 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
     reason = attempt.reason() if attempt is not None else None
     if reason is not None:
         raise EXCEPTIONS[reason]()
+
+
+class _PatientTermination:
+    """SIGTERM in a pool process: not during an attempt.
+
+    A supervisor often signals the whole process group; the parent then drains, and a job that is
+    running may end. Whoever wants an attempt stopped asks the parent, which has other means.
+    """
+
+    def __init__(self, before: object) -> None:
+        self._before = before
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if BoardSignal._entered is not None:
+            return
+        if callable(self._before):
+            self._before(signum, frame)
+        else:
+            raise SystemExit(0)
 
 
 def _raise_in(thread: int, exception: type[Exception] | None) -> None:

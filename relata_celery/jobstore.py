@@ -28,7 +28,7 @@ class JobStore:
         """
         settings = bootstrap.settings_of(app)
         database = bootstrap.stores_of(app).database
-        return cls(Jobs(database, max_attempts=settings.max_attempts), settings.retention_failed)
+        return cls(Jobs(database, default_max_attempts=settings.max_attempts), settings.retention_failed)
 
     def get(self, job_id: str) -> Job | None:
         """The job with this id; None when there is none."""

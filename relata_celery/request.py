@@ -24,7 +24,7 @@ from kombu.utils.encoding import safe_repr
 from . import bootstrap
 from .attempt import Ticket, trace_job
 from .domain.job import AttemptOutcome, JobState
-from .domain.outcome import Cancelled, Failed, LeaseForfeited, Outcome, Settlement, Succeeded, Verdict, WorkerLost
+from .domain.outcome import Cancelled, Failed, Outcome, Settlement, Succeeded, Verdict, WorkerLost
 from .engine.held import HeldJob, Phase, StopReason
 from .interrupt import ThreadSignal
 from .transport.envelope import HEADER
@@ -240,8 +240,17 @@ class LeasedRequest(Request):  # type: ignore[misc]
     _terminated_by_user = False
 
     def terminate(self, pool: Any, signal: Any = None) -> None:  # noqa: A002
+        """Revoke a running job: it is cancelled now; its code is interrupted, and killed if it goes on."""
+        held = self._held
+        if held is None:
+            super().terminate(pool, signal)
+            return
         self._terminated_by_user = True
-        super().terminate(pool, signal)
+        if held.phase is Phase.RUNNING:
+            self._announce_revoked("terminated", True, signal, False)
+            self._worker.service.stop_attempt(held, StopReason.CANCELLED)
+        else:
+            state.revoked.add(self.id)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: A002
         """Celery stops running tasks after a lost connection: ours keep their lease and go on."""
@@ -272,4 +281,4 @@ def _send(pid: int, number: int) -> None:
         pass
 
 
-__all__ = ["LeaseForfeited", "LeasedRequest"]
+__all__ = ["LeasedRequest"]

@@ -84,6 +84,7 @@ class Claimer(Background):
         self._draining = False
         self._due_at: float | None = None
         self._hinted = True
+        self._backlog = False
         self.pace = Pace()
 
     # -- what to claim from -----------------------------------------------------------------
@@ -119,8 +120,8 @@ class Claimer(Background):
             self._due_at = due_at
 
     def slot_freed(self) -> None:
-        """A held job no longer takes a slot; claim again once half of the room is free."""
-        if self.room() * 2 >= self._most():
+        """A held job no longer takes a slot: if more were waiting, claim once half of the room is free."""
+        if self._backlog and self.room() * 2 >= self._most():
             self.wake()
 
     def stop_claiming(self) -> None:
@@ -155,14 +156,16 @@ class Claimer(Background):
             return None
         queues, room = self._queues, min(self.room(), MAX_BATCH)
         if not queues or room <= 0:
+            self._backlog = self._backlog or self._hinted
             return self._poll_s
         self._hinted, hinted = False, self._hinted
         sent_at = monotonic()
         claimed = self._queue.claim(queues, room, self._owner, self._lease_s)
+        self._backlog = len(claimed) == room
         self._take(claimed, sent_at + self._lease_s)
-        if len(claimed) == room:
-            return 0.0 if self.room() > 0 else self._poll_s
-        return self._until_next(queues, hinted)
+        if self._backlog:
+            return 0.0 if self.room() * 2 >= self._most() else self._poll_s
+        return self._until_next(queues, look_ahead=hinted and not claimed)
 
     def _take(self, claimed: Sequence[ClaimedJob], lease_deadline: float) -> None:
         taken: list[HeldJob] = []
@@ -180,10 +183,10 @@ class Claimer(Background):
         if taken:
             self._deliver(taken)
 
-    def _until_next(self, queues: Collection[str], hinted: bool) -> float:
+    def _until_next(self, queues: Collection[str], look_ahead: bool) -> float:
         """After a claim that did not fill the room: how long until it is worth another look."""
         now = monotonic()
-        if hinted or (self._due_at is not None and self._due_at <= now):
+        if look_ahead or (self._due_at is not None and self._due_at <= now):
             due_in_s = self._queue.next_due_in(queues)
             self._due_at = None if due_in_s is None else now + due_in_s
         pause = self._poll_s * (0.9 + 0.2 * self._random())

@@ -48,6 +48,11 @@ class Drain:
             self._give_back(held, "the worker is shutting down; the job had not begun")
         threading.Thread(target=self._overrun, name="relata-drain", daemon=True).start()
 
+    def now(self) -> None:
+        """Do not wait for running jobs: give them back, and kill their processes where there are any."""
+        self.begin()
+        self._release_running()
+
     def finish(self, flush_s: float) -> bool:
         """The pool has stopped: give back what is left, and wait for the last writes."""
         self._finished.set()
@@ -65,14 +70,18 @@ class Drain:
                 self._timeout_s,
                 len(left),
             )
+        self._release_running()
+        if not self._finished.wait(2.0):
+            self._on_overrun()
+
+    def _release_running(self) -> None:
+        left = self._held.snapshot(lambda held: held.phase is not Phase.SETTLING)
         for held in left:
             self._give_back(held, "the worker was draining and the job did not end in time")
         self._settler.flush(5.0)
         for held in left:
             if held.control is not None:
                 held.control.kill()
-        if not self._finished.wait(2.0):
-            self._on_overrun()
 
     def _give_back(self, held: HeldJob, reason: str) -> None:
         if held.control is not None:

@@ -156,15 +156,18 @@ class LeaseService:
 
     def lose(self, held: HeldJob, reason: StopReason, why: str) -> None:
         """The lease is gone: tell the attempt, write nothing for it."""
-        control = held.control
+        if self.settler.settle(held, LeaseForfeited(why)):
+            self.stop_attempt(held, reason)
+        self.claimer.slot_freed()
+
+    def stop_attempt(self, held: HeldJob, reason: StopReason) -> None:
+        """Interrupt an attempt whose end is already decided, and kill it if it goes on regardless."""
         if held.interrupted is None:
             held.interrupted = reason
-            if control is not None:
-                control.interrupt(reason)
-        if self.settler.settle(held, LeaseForfeited(why)) and control is not None:
-            if held.started_at is not None:
-                self.deadlines.doom(control)
-        self.claimer.slot_freed()
+            if held.control is not None:
+                held.control.interrupt(reason)
+        if held.control is not None and held.started_at is not None:
+            self.deadlines.doom(held.control)
 
     def slot_freed(self) -> None:
         self.claimer.slot_freed()

@@ -141,8 +141,11 @@ def store_error(exc: BaseException) -> StoreError:
         return _bulk_failure(exc)
     if isinstance(exc, (driver.ConnectionFailure, driver.ExecutionTimeout, driver.WTimeoutError)):
         return StoreUnavailable(f"MongoDB cannot be reached now: {_clean(exc)}")
-    if isinstance(exc, driver.OperationFailure) and exc.code in UNAVAILABLE_CODES:
-        return StoreUnavailable(f"MongoDB cannot answer now (code {exc.code}): {_clean(exc.details or exc)}")
+    if isinstance(exc, driver.OperationFailure):
+        words = _clean((exc.details or {}).get("errmsg", exc))
+        if exc.code in UNAVAILABLE_CODES:
+            return StoreUnavailable(f"MongoDB cannot answer now (code {exc.code}): {words}")
+        return StoreError(f"MongoDB refused (code {exc.code}): {words}")
     if isinstance(exc, driver.PyMongoError) and exc.timeout:
         return StoreUnavailable(f"MongoDB did not answer in time: {_clean(exc)}")
     if isinstance(exc, (BSONError, OverflowError, UnicodeError, driver.DocumentTooLarge)):

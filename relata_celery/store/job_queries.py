@@ -206,6 +206,10 @@ def refuse(reason: str, retention_s: float | None) -> Pipeline:
     ]
 
 
+#: The same for a document that may not grow: "failed" is as long as "queued".
+REFUSE_WITHOUT_A_WORD: Pipeline = [{"$set": {"state": FAILED, "unique_live": REMOVE, "lease": REMOVE}}]
+
+
 def renewable(claims: Iterable[Claim], owner: str) -> Document:
     """The documents of these claims of one owner that still hold, and that nobody asked to stop."""
     return {

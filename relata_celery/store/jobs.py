@@ -190,16 +190,18 @@ class Jobs(ByHand):
         return [job for job in candidates if job.claim.id in won]
 
     def _refuse(self, unreadable: Mapping[Any, str]) -> None:
-        operations = [
-            UpdateOne(
-                {"_id": job_id, "state": queries.QUEUED},
-                queries.refuse(f"job document cannot be read: {reason}", self._retention_failed_s),
-            )
-            for job_id, reason in unreadable.items()
-        ]
-        if operations:
-            with translated():
-                self._jobs().bulk_write(operations, ordered=False)
+        for job_id, reason in unreadable.items():
+            query = {"_id": job_id, "state": queries.QUEUED}
+            text = f"job document cannot be read: {reason}"
+            try:
+                with translated():
+                    self._jobs().update_one(query, queries.refuse(text, self._retention_failed_s))
+            except StoreUnavailable:
+                raise
+            except StoreError:
+                # Full to the last byte: there is no room even for the reason.
+                with translated():
+                    self._jobs().update_one(query, queries.REFUSE_WITHOUT_A_WORD)
 
     # ------------------------------------------------------------ renew
 

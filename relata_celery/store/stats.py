@@ -51,7 +51,8 @@ class Stats:
     def totals(self) -> Totals:
         """Jobs by state, expired leases, pending follow-ups."""
         by_state = {state: self._count({"state": state.value}) for state in JobState}
-        expired = self._count(queries.expired())
+        with translated():  # the count command does not know $$NOW
+            expired = self._database.collection(COLLECTION).count_documents(queries.expired())
         return Totals(by_state, expired, self._count({"followups": {"$exists": True}}))
 
     def by_type(self) -> dict[str, dict[JobState, int]]:

@@ -85,7 +85,8 @@ class Transport(virtual.Transport):
         return version("pymongo")
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        return uri if include_password else bootstrap.masked(uri)
+        plain = uri.removeprefix(bootstrap.URL_PREFIX)
+        return bootstrap.URL_PREFIX + (plain if include_password else bootstrap.masked(plain))
 
     # -- publishing -----------------------------------------------------------------------------
 

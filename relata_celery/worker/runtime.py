@@ -68,6 +68,10 @@ class WorkerRuntime:
     def drain(self) -> None:
         self.service.drain.begin()
 
+    def terminate(self) -> None:
+        """Cold shutdown: give everything back now, and end what runs by force."""
+        self.service.drain.now()
+
     def stop(self) -> None:
         """After the pool has stopped: write what is left, end the threads."""
         if self._watch is not None:

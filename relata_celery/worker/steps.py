@@ -39,7 +39,8 @@ class Engine(bootsteps.StartStopStep):  # type: ignore[misc]
     def stop(self, worker: Any) -> None:
         worker.relata.drain()
 
-    terminate = stop
+    def terminate(self, worker: Any) -> None:
+        worker.relata.terminate()
 
 
 class Leases(bootsteps.StartStopStep):  # type: ignore[misc]
