@@ -241,7 +241,7 @@ class Attempt:
                 self.outcome = Replaced(self.capture.republished["message"])
             else:
                 self.outcome = Succeeded(ignored=True)
-            return Ignore()
+            return _ignored()
         if isinstance(exc, Reject):
             return self._reject(task, exc)
         info = describe(exc, task.__module__)
@@ -304,7 +304,7 @@ class Attempt:
         if reason is None and monotonic() < self.signal.lease_deadline():
             return None
         self.outcome = LeaseForfeited(f"the attempt was stopped: {reason or StopReason.LEASE_LOST.value}")
-        return Ignore()
+        return _ignored()
 
     # -- what the handler may ask ---------------------------------------------------------------
 
@@ -317,6 +317,11 @@ class Attempt:
         left = self.ticket.time_left_s
         if left is not None and monotonic() - self.began_at >= left:
             raise JobTimeout("the job's time ran out")
+
+
+def _ignored() -> BaseException:
+    """What makes Celery's tracer end without a result, a hook or a success signal."""
+    return _drop_context(Ignore())
 
 
 def _seconds_until(when: Any, message: Mapping[str, Any] | None) -> float:

@@ -21,12 +21,15 @@ from . import bootstrap
 from .attempt import REQUEST_KEY
 from .domain.job import JobState
 from .domain.outcome import Encoded
+from .store.client import masked
 from .store.results import Results, StoredResult
 
 #: Between two looks at a result that is waited for, in seconds: from quick to patient.
 FIRST_LOOK_S = 0.005
 
-_CELERY_STATES = {
+_PENDING, _RETRY = str(states.PENDING), str(states.RETRY)
+_CELERY_STATES: dict[JobState, str] = {
+    JobState.QUEUED: _PENDING,
     JobState.RUNNING: states.STARTED,
     JobState.SUCCEEDED: states.SUCCESS,
     JobState.FAILED: states.FAILURE,
@@ -34,7 +37,7 @@ _CELERY_STATES = {
 }
 
 
-class RelataBackend(BaseBackend):  # type: ignore[misc]
+class RelataBackend(BaseBackend):
     supports_autoexpire = True
     persistent = True
 
@@ -48,7 +51,7 @@ class RelataBackend(BaseBackend):  # type: ignore[misc]
 
     def as_uri(self, include_password: bool = False) -> str:
         uri = f"{bootstrap.URL_PREFIX}{self._uri}"
-        return uri if include_password else bootstrap.masked(uri)
+        return uri if include_password else masked(uri)
 
     @property
     def results(self) -> Results:
@@ -114,11 +117,9 @@ class RelataBackend(BaseBackend):  # type: ignore[misc]
         return meta
 
     def _status(self, stored: StoredResult) -> str:
-        if stored.state is None:
-            return states.PENDING
-        if stored.state is JobState.QUEUED:
-            return states.RETRY if stored.attempts else states.PENDING
-        return _CELERY_STATES[stored.state]
+        if stored.state is JobState.QUEUED and stored.attempts:
+            return _RETRY
+        return _CELERY_STATES[stored.state] if stored.state is not None else _PENDING
 
     def _value(self, stored: StoredResult, status: str) -> Any:
         if status in self.EXCEPTION_STATES or (status == states.RETRY and stored.exception):

@@ -30,7 +30,7 @@ from .interrupt import ThreadSignal
 from .transport.envelope import HEADER
 
 
-class LeasedRequest(Request):  # type: ignore[misc]
+class LeasedRequest(Request):
     """The parent's view of one attempt, and the engine's hold on where it runs."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -239,7 +239,7 @@ class LeasedRequest(Request):  # type: ignore[misc]
 
     _terminated_by_user = False
 
-    def terminate(self, pool: Any, signal: Any = None) -> None:  # noqa: A002
+    def terminate(self, pool: Any, signal: Any = None) -> None:
         """Revoke a running job: it is cancelled now; its code is interrupted, and killed if it goes on."""
         held = self._held
         if held is None:
@@ -252,7 +252,7 @@ class LeasedRequest(Request):  # type: ignore[misc]
         else:
             state.revoked.add(self.id)
 
-    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:  # noqa: A002
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """Celery stops running tasks after a lost connection: ours keep their lease and go on."""
         if self._held is None:
             super().cancel(pool, signal, emit_retry)

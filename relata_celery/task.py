@@ -33,7 +33,7 @@ class InvalidArguments(InvalidJob, EncodeError):
     """The arguments of a call cannot be encoded; nothing was written."""
 
 
-class LeasedTask(Task):  # type: ignore[misc]
+class LeasedTask(Task):
     """Base of tasks whose jobs are leased, renewed, fenced and retried by class of error.
 
     Options, as class attributes or in the decorator: ``max_attempts`` (executions in all, default

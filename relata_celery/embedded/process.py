@@ -73,6 +73,14 @@ def running(place: Place, state: State | None) -> int | None:
     return pid if started_at(pid) and f" --dbpath {place.data} --logpath " in _command(pid) else None
 
 
+def holder(place: Place, timeout_s: float) -> int | None:
+    """The server that has locked our data; it writes its number there only when its storage is open."""
+    deadline = time.monotonic() + timeout_s
+    while (pid := running(place, None)) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return pid
+
+
 def started_at(pid: int) -> str | None:
     """When this process was started, in the system's own terms; None when there is no live one."""
     try:

@@ -121,8 +121,8 @@ def _launch(place: Place, recorded_port: int | None) -> State:
                 raise
             words = process.last_words(place, log_start)
             if any("DBPathInUse" in line for line in words):
-                # A start that died within its first milliseconds had left a server behind after all.
-                holder = process.running(place, None)
+                # A start that died within its first moments had left a server behind after all.
+                holder = process.holder(place, timeout_s=10.0)
                 if holder is not None:
                     state = _adopted(holder, None)
                     _set_up(place, state)

@@ -93,7 +93,8 @@ class Background:
 
     def _after_failure(self, text: str, *, unexpected: bool) -> float:
         self._failures += 1
-        pause = min(0.1 * 2 ** min(self._failures, 6), MAX_BACKOFF_S) * (0.5 + self._random() / 2)
+        longest_s = min(0.1 * 2.0 ** min(self._failures, 6), MAX_BACKOFF_S)
+        pause = longest_s * (0.5 + self._random() / 2)
         if unexpected:
             logger.exception("%s; trying again in %.1f s", text, pause)
         elif self._failures == 1 or self._failures % 20 == 0:

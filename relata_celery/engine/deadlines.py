@@ -32,6 +32,7 @@ class Deadlines(Background):
         settler: Settler,
         on_lost: Callable[[HeldJob, StopReason, str], None],
         grace_s: float,
+        on_tick: Callable[[], None],
         random: Callable[[], float],
     ) -> None:
         super().__init__(random=random)
@@ -39,11 +40,13 @@ class Deadlines(Background):
         self._settler = settler
         self._on_lost = on_lost
         self._grace_s = grace_s
+        self._on_tick = on_tick
         self._doomed_lock = threading.Lock()
         self._dormant = True
         self._doomed: list[tuple[float, AttemptControl]] = []
 
     def step(self) -> float | None:
+        self._on_tick()
         now = monotonic()
         for held in self._held.snapshot(lambda held: held.phase is not Phase.SETTLING):
             if now >= held.lease_deadline:

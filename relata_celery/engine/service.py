@@ -59,10 +59,11 @@ class LeaseService:
         on_overrun: Callable[[], None] = lambda: None,
     ) -> None:
         self.owner = owner
+        self._drain_asked = False
         self.settings = settings
         self.held = Held()
         self.settler = Settler(queue, self.held, settings.retention, emit, followup_to_job, random)
-        self.deadlines = Deadlines(self.held, self.settler, self.lose, settings.grace_s, random)
+        self.deadlines = Deadlines(self.held, self.settler, self.lose, settings.grace_s, self._drain_if_asked, random)
         self.renewer = Renewer(
             queue, self.held, settings.lease_s, settings.heartbeat_s, self.lose, emit, random
         )
@@ -101,6 +102,14 @@ class LeaseService:
             logger.error("%d outcomes could not be written before the worker ended", len(self.held))
         for part in (self.claimer, self.reaper, self.deadlines, self.renewer, self.settler):
             part.stop()
+
+    def ask_to_drain(self) -> None:
+        """Begin to drain soon, from a thread of the engine: all that a signal handler may do is set a flag."""
+        self._drain_asked = True
+
+    def _drain_if_asked(self) -> None:
+        if self._drain_asked:
+            self.drain.begin()
 
     # -- what seams report ----------------------------------------------------------------------
 

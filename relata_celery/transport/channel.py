@@ -144,7 +144,7 @@ class Channel(virtual.Channel):
             for _queue, message in self.connection.stores.mailboxes.take([queue], 1):
                 return mail_delivery(message)
             raise Empty
-        raw = self.connection.claim_one(queue)
+        raw: dict[str, Any] | None = self.connection.claim_one(queue)
         if raw is None:
             raise Empty
         return raw

@@ -87,11 +87,16 @@ def to_delivery(job: ClaimedJob) -> dict[str, Any]:
     body = message["body"]
     if not isinstance(body, (str, bytes)):
         raise TypeError(f"its body is {type(body).__name__}, not text or bytes")
-    delivered = {
+    task_headers: dict[str, Any] = dict(headers)
+    if "task" in headers:
+        task_headers.update(eta=None, expires=None)
+        if HEADER in headers:
+            task_headers.update(retries=job.attempt - 1)
+    return {
         "body": body,
         "content-type": message.get("content-type"),
         "content-encoding": message.get("content-encoding"),
-        "headers": dict(headers),
+        "headers": task_headers,
         "properties": {
             **properties,
             "priority": job.priority,
@@ -103,11 +108,6 @@ def to_delivery(job: ClaimedJob) -> dict[str, Any]:
             },
         },
     }
-    if "task" in headers:
-        delivered["headers"].update(eta=None, expires=None)
-        if HEADER in headers:
-            delivered["headers"].update(retries=job.attempt - 1)
-    return delivered
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from relata_celery.domain.job import ErrorClass, NewJob
 from relata_celery.domain.outcome import ErrorInfo, Failed, Released
 from relata_celery.engine.held import HeldJob
 from relata_celery.engine.service import LeaseService
+from relata_celery.store.client import masked
 
 from . import envelope
 from .channel import Channel, mail_delivery
@@ -86,7 +87,7 @@ class Transport(virtual.Transport):
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         plain = uri.removeprefix(bootstrap.URL_PREFIX)
-        return bootstrap.URL_PREFIX + (plain if include_password else bootstrap.masked(plain))
+        return bootstrap.URL_PREFIX + (plain if include_password else masked(plain))
 
     # -- publishing -----------------------------------------------------------------------------
 

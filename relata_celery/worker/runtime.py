@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from celery.signals import worker_shutting_down
 from celery.worker import state
 
 from relata_celery import bootstrap
@@ -49,6 +50,7 @@ class WorkerRuntime:
             on_overrun=self._overrun,
         )
         bootstrap.bind_worker(app, self)
+        worker_shutting_down.connect(self._on_shutting_down)
 
     def start(self, transport: Any) -> None:
         """Serve this connection's consumers; called again after each reconnect."""
@@ -64,6 +66,10 @@ class WorkerRuntime:
             transport.attach(self.service, self._knows_type)
         else:
             logger.warning("relata_workers_enabled is false: this worker answers, and consumes nothing")
+
+    def _on_shutting_down(self, **kwargs: Any) -> None:
+        """Sent from the signal's handler, also while a solo worker's loop is inside a job."""
+        self.service.ask_to_drain()
 
     def drain(self) -> None:
         self.service.drain.begin()

@@ -23,7 +23,7 @@ from .runtime import WorkerRuntime
 logger = logging.getLogger("relata_celery")
 
 
-class Engine(bootsteps.StartStopStep):  # type: ignore[misc]
+class Engine(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ class Engine(bootsteps.StartStopStep):  # type: ignore[misc]
         worker.relata.terminate()
 
 
-class Leases(bootsteps.StartStopStep):  # type: ignore[misc]
+class Leases(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, consumer: Any) -> None:
