@@ -143,7 +143,7 @@ def store_error(exc: BaseException) -> StoreError:
         return StoreUnavailable(f"MongoDB cannot be reached now: {_clean(exc)}")
     if isinstance(exc, driver.OperationFailure):
         words = _clean((exc.details or {}).get("errmsg", exc))
-        if exc.code in UNAVAILABLE_CODES:
+        if exc.code in UNAVAILABLE_CODES or exc.has_error_label("RetryableWriteError"):
             return StoreUnavailable(f"MongoDB cannot answer now (code {exc.code}): {words}")
         return StoreError(f"MongoDB refused (code {exc.code}): {words}")
     if isinstance(exc, driver.PyMongoError) and exc.timeout:
