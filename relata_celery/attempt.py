@@ -164,6 +164,8 @@ class Attempt:
         self.entered = False
         self.began_at = monotonic()
         self.progressed_at = 0.0
+        #: Attempts that the handler asked for in its own words (``retry(max_retries=...)``).
+        self.retry_limit: int | None = None
 
     # -- running the handler --------------------------------------------------------------------
 
@@ -254,7 +256,9 @@ class Attempt:
     def _retry(self, exc: Retry, task: Any) -> BaseException:
         message = self.capture.republished["message"] if self.capture.republished else None
         error = describe(exc.exc, task.__module__) if exc.exc is not None and task is not None else None
-        self.outcome = RetryRequested(_seconds_until(exc.when, message), error, message)
+        self.outcome = RetryRequested(
+            _seconds_until(exc.when, message), error, message, max_attempts=self.retry_limit
+        )
         shown = JobError(error.text) if error is not None else None
         return _drop_context(Retry(error.text if error else None, exc=shown, when=exc.when))
 

@@ -146,6 +146,24 @@ class LeasedTask(Task):
 
     # -- executing ------------------------------------------------------------------------------
 
+    def retry(self, *args: Any, max_retries: int | None = None, **options: Any) -> Any:
+        """Run the job again, as Celery's ``Task.retry``; it is put back when this attempt is settled.
+
+        Without ``max_retries`` the job's own ``max_attempts`` is the limit.
+        """
+        attempt: Attempt | None = self.request.get(REQUEST_KEY)
+        if attempt is None:
+            return super().retry(*args, max_retries=max_retries, **options)
+        if max_retries is not None:
+            attempt.retry_limit = max_retries + 1
+        else:
+            max_retries = attempt.ticket.max_attempts - 1
+        try:
+            return super().retry(*args, max_retries=max_retries, **options)
+        finally:
+            # Celery remembers the limit on the task, where it would reach the next job.
+            self.__dict__.pop("override_max_retries", None)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request
         attempt: Attempt | None = request.get(REQUEST_KEY)

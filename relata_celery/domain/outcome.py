@@ -74,6 +74,8 @@ class RetryRequested:
 
     ``message`` replaces the stored one when the handler changed arguments or headers.
     ``followups`` are published only if no attempt is left, so that the job fails.
+    ``max_attempts`` is the limit that the handler named in asking (``retry(max_retries=...)``); it may
+    grant more attempts than the job has, never fewer.
     """
 
     delay_s: float
@@ -81,6 +83,7 @@ class RetryRequested:
     message: Mapping[str, Any] | None = None
     duration_ms: int | None = None
     followups: tuple[Mapping[str, Any], ...] = ()
+    max_attempts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

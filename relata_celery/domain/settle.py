@@ -60,7 +60,7 @@ def decide(
             return _retried(job, outcome, backoff_s(job.attempt, random_fraction), outcome.error)
         return _failed(job, outcome, outcome.error, outcome.followups, retention_failed_s)
     if isinstance(outcome, RetryRequested):
-        if _attempts_left(job):
+        if job.attempt < max(job.max_attempts, outcome.max_attempts or 0):
             return _retried(job, outcome, outcome.delay_s, outcome.error, outcome.message)
         error = outcome.error or _no_attempts_left(job)
         return _failed(job, outcome, error, outcome.followups, retention_failed_s)

@@ -41,6 +41,13 @@ class MailReader(Background):
             return 0.0
         return WATCHED_POLL_S if self._watch.healthy else POLL_S
 
+    def listening_changed(self) -> None:
+        """A mailbox was added: have the change stream follow it, and look now."""
+        self.start()
+        if self._watch is not None:
+            self._watch.refresh()
+        self.wake()
+
     def stop(self, timeout_s: float = 2.0) -> None:
         if self._watch is not None:
             self._watch.stop()

@@ -125,8 +125,7 @@ class Transport(virtual.Transport):
         if queue not in self._listening:
             self._listening.append(queue)
         if self._mail is not None:
-            self._mail.start()
-            self._mail.wake()
+            self._mail.listening_changed()
 
     def stop_consuming(self, queue: str) -> None:
         if queue in self._job_queues:
