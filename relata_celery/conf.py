@@ -37,7 +37,7 @@ ENVIRONMENT_PREFIX = "RELATA_"
 
 #: Variables that are no settings, without the prefix: where the database is, and what tests are told.
 ENVIRONMENT_OTHERS = frozenset({"HOME", "IMPORTS", "MONGOD", "MONGODB_URI"})
-ENVIRONMENT_TESTS = "TEST_"
+ENVIRONMENT_ELSEWHERE = ("TEST_", "DEMO_")
 
 DAY_S = 86400.0
 MAX_RETENTION_S = 3650 * DAY_S
@@ -216,7 +216,7 @@ def environment_warnings(environ: Mapping[str, str]) -> tuple[str, ...]:
             variable[: len(ENVIRONMENT_PREFIX)].upper(),
             variable[len(ENVIRONMENT_PREFIX) :].upper(),
         )
-        if prefix == ENVIRONMENT_PREFIX and name not in known and not name.startswith(ENVIRONMENT_TESTS):
+        if prefix == ENVIRONMENT_PREFIX and name not in known and not name.startswith(ENVIRONMENT_ELSEWHERE):
             nearest = _nearest(name, known, ENVIRONMENT_PREFIX)
             lines.append(
                 f"environment variable {one_line(variable, 100)} has no effect: no such setting{nearest}"

@@ -1,0 +1,291 @@
+"""The engine against a real MongoDB, without Celery: its promises when things go wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import pymongo
+import pytest
+
+from relata_celery.domain.events import Event, JobRefused, JobSettled
+from relata_celery.domain.job import ErrorClass, JobState, NewJob
+from relata_celery.domain.outcome import Encoded, ErrorInfo, Failed, Settlement, Succeeded, Verdict
+from relata_celery.engine.claiming import MAX_AHEAD_PER_SLOT
+from relata_celery.engine.held import HeldJob, StopReason
+from relata_celery.engine.service import EngineSettings, LeaseService
+from relata_celery.engine.settling import Retention
+from relata_celery.store.client import connect
+from relata_celery.store.jobs import Jobs
+from relata_celery.transport.envelope import followup_to_job
+from tests.waiting import wait_until
+
+MESSAGE = {"body": "[[], {}, {}]", "headers": {"task": "t", "id": "x"}, "properties": {"delivery_tag": "x"}}
+
+
+class Control:
+    """Records what an attempt is told."""
+
+    def __init__(self) -> None:
+        self.interrupted: list[StopReason] = []
+        self.killed = False
+        self.lease_deadline = 0.0
+
+    def interrupt(self, reason: StopReason) -> None:
+        self.interrupted.append(reason)
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def lease_extended(self, lease_deadline: float) -> None:
+        self.lease_deadline = lease_deadline
+
+
+class Bench:
+    """An engine on a database of its own; claimed jobs come to ``delivered``."""
+
+    def __init__(self, uri: str, **times: Any) -> None:
+        self.jobs = Jobs(connect(uri))
+        self.delivered: list[HeldJob] = []
+        self.events: list[Event] = []
+        self.slots = 2
+        settings: dict[str, Any] = {
+            "lease_s": 3.0,
+            "heartbeat_s": 0.3,
+            "poll_s": 0.1,
+            "claim_ahead_s": 0.0,
+            "reap_period_s": 0.3,
+            "drain_s": 0.5,
+            "grace_s": 0.3,
+            "retention": Retention(60.0, 60.0),
+            **times,
+        }
+        self.service = LeaseService(
+            self.jobs,
+            EngineSettings(**settings),
+            owner="bench",
+            slots=lambda: self.slots,
+            deliver=self._deliver,
+            followup_to_job=followup_to_job,
+            emit=self.events.append,
+            random=lambda: 0.5,
+        )
+        self._lock = threading.Lock()
+
+    def _deliver(self, jobs: Sequence[HeldJob]) -> None:
+        with self._lock:
+            self.delivered.extend(jobs)
+
+    def publish(self, *ids: str, **fields: Any) -> None:
+        self.jobs.enqueue([NewJob(id=i, type="t", queue="q", message=MESSAGE, **fields) for i in ids])
+
+    def begin(self, held: HeldJob, **limits: Any) -> Control:
+        control = Control()
+        self.service.adopt(held, control)
+        self.service.begin(held, monotonic(), **limits)
+        return control
+
+    def state(self, job_id: str) -> JobState | None:
+        job = self.jobs.get(job_id)
+        return None if job is None else job.state
+
+
+@pytest.fixture
+def bench(database_uri: str) -> Iterator[Callable[..., Bench]]:
+    benches: list[Bench] = []
+
+    def start(**times: Any) -> Bench:
+        bench = Bench(database_uri, **times)
+        benches.append(bench)
+        bench.service.start()
+        bench.service.claimer.consume("q")
+        return bench
+
+    yield start
+    for bench in benches:
+        bench.service.stop(1.0)
+
+
+@contextmanager
+def failing(client: pymongo.MongoClient[Any], commands: list[str], times: int | str = "alwaysOn") -> Iterator[None]:
+    """Have the server close the connection on these commands."""
+    mode: Any = times if isinstance(times, str) else {"times": times}
+    data = {"failCommands": commands, "closeConnection": True, "appName": "relata_celery"}
+    client.admin.command({"configureFailPoint": "failCommand", "mode": mode, "data": data})
+    try:
+        yield
+    finally:
+        client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+
+
+def test_an_outcome_is_settled_once_although_mongodb_fails_at_first(
+    bench: Callable[..., Bench], mongo_client: pymongo.MongoClient[Any]
+) -> None:
+    b = bench(lease_s=10.0)
+    b.publish("a")
+    wait_until(lambda: b.delivered, message="the job is claimed")
+    verdicts: list[Verdict] = []
+    with failing(mongo_client, ["update"], times=5):
+        b.service.settle(b.delivered[0], Succeeded(), lambda _s, verdict: verdicts.append(verdict))
+        wait_until(lambda: verdicts, message="there is a verdict", timeout=15)
+    assert [verdict.accepted for verdict in verdicts] == [True]
+    job = b.jobs.get("a")
+    assert job is not None
+    assert (job.state, len(job.history)) == (JobState.SUCCEEDED, 1)
+
+
+def test_a_failed_renewal_stops_no_attempt_before_the_lease_is_over(
+    bench: Callable[..., Bench], mongo_client: pymongo.MongoClient[Any]
+) -> None:
+    b = bench(lease_s=3.0, heartbeat_s=0.2, reap_period_s=60.0)
+    b.publish("a")
+    wait_until(lambda: b.delivered, message="the job is claimed")
+    held = b.delivered[0]
+    control = b.begin(held)
+    wait_until(lambda: control.lease_deadline > 0, message="a renewal was accepted")
+    with failing(mongo_client, ["update"]):
+        renewed_until = held.lease_deadline
+        wait_until(lambda: monotonic() > renewed_until - 1.5, message="several renewals have failed")
+        assert control.interrupted == []
+        wait_until(lambda: control.interrupted, message="the attempt is told at the deadline")
+        assert monotonic() >= renewed_until
+    assert control.interrupted == [StopReason.LEASE_LOST]
+
+
+def test_a_job_cancelled_by_hand_is_told_at_the_next_renewal_and_its_outcome_refused(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench()
+    b.publish("a")
+    wait_until(lambda: b.delivered, message="the job is claimed")
+    control = b.begin(b.delivered[0])
+    b.jobs.cancel(["a"])
+    wait_until(lambda: control.interrupted == [StopReason.CANCELLED], message="the attempt is told")
+    wait_until(lambda: control.killed, message="and killed after the grace")
+    assert not b.service.settle(b.delivered[0], Succeeded())
+    assert b.state("a") is JobState.CANCELLED
+    assert any(isinstance(event, JobRefused) for event in b.events)
+
+
+def test_a_zombies_outcome_is_refused_and_the_replacements_stands(bench: Callable[..., Bench]) -> None:
+    zombie = bench(heartbeat_s=60.0, lease_s=1.0, reap_period_s=60.0)
+    zombie.publish("a")
+    wait_until(lambda: zombie.delivered, message="the first claims")
+    zombie.service.deadlines.stop()
+    zombie.service.claimer.cancel("q")
+    other = bench()
+    wait_until(lambda: other.delivered, message="the second claims after the lease ran out")
+    verdicts: list[Verdict] = []
+    zombie.service.settle(zombie.delivered[0], Succeeded(), lambda _s, verdict: verdicts.append(verdict))
+    wait_until(lambda: verdicts, message="the zombie has its verdict")
+    assert not verdicts[0].accepted
+    assert "bench" in str(verdicts[0].reason)
+    other.service.settle(other.delivered[0], Succeeded())
+    wait_until(lambda: other.state("a") is JobState.SUCCEEDED, message="the replacement's outcome is written")
+    job = other.jobs.get("a")
+    assert job is not None
+    assert [str(attempt.outcome) for attempt in job.history] == ["lease_expired", "succeeded"]
+
+
+def test_a_job_past_its_hard_deadline_is_ended_and_killed(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    b.publish("a")
+    wait_until(lambda: b.delivered, message="the job is claimed")
+    control = b.begin(b.delivered[0], soft=(0.1, StopReason.TIMEOUT), hard_s=0.5)
+    wait_until(lambda: b.state("a") is JobState.FAILED, message="the job has failed")
+    assert control.interrupted[0] is StopReason.TIMEOUT
+    assert control.killed
+    job = b.jobs.get("a")
+    assert job is not None
+    assert job.error_class is ErrorClass.TIMEOUT
+
+
+def test_no_more_jobs_are_claimed_than_slots_are_free(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    b.publish(*(f"j{n}" for n in range(10)))
+    wait_until(lambda: len(b.delivered) == 2, message="two are claimed")
+    b.service.settle(b.delivered[0], Succeeded())
+    wait_until(lambda: len(b.delivered) == 3, message="a third follows the first's end")
+    assert b.jobs.queue_size("q") == 7
+
+
+def test_short_jobs_are_claimed_ahead_and_none_behind_a_slow_one(bench: Callable[..., Bench]) -> None:
+    b = bench(claim_ahead_s=0.1)
+    claimer = b.service.claimer
+    claimer.pace.observe(0.001)
+    assert claimer.room() == 2 + 2 * MAX_AHEAD_PER_SLOT
+    claimer.pace.observe(0.04)
+    assert claimer.room() == 2 + 2 * 2
+    claimer.pace.observe(10.0)
+    assert claimer.room() == 2
+
+
+def test_draining_gives_back_what_never_began_at_once_and_the_rest_when_time_is_up(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(drain_s=0.3)
+    b.publish("runs", "waits", priority=0)
+    wait_until(lambda: len(b.delivered) == 2, message="both are claimed")
+    control = b.begin(b.delivered[0])
+    ran, waited = (held.claim.id for held in b.delivered)
+    b.service.drain.begin()
+    wait_until(lambda: b.state(waited) is JobState.QUEUED, message="the reserved job is queued again")
+    assert b.state(ran) is JobState.RUNNING
+    wait_until(lambda: b.state(ran) is JobState.QUEUED, message="the running one follows")
+    job = b.jobs.get(ran)
+    assert job is not None
+    assert (job.attempts, job.history) == (0, ())
+    assert control.killed
+    b.publish("late")
+    assert b.service.settler.flush(5)
+    assert b.state("late") is JobState.QUEUED
+
+
+def test_a_settlement_that_mongodb_cannot_take_becomes_a_permanent_failure_and_others_pass(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench()
+    b.publish("huge", "fine")
+    wait_until(lambda: len(b.delivered) == 2, message="both are claimed")
+    by_id = {held.claim.id: held for held in b.delivered}
+    too_large = Encoded("application/json", "utf-8", "x" * 17_000_000)
+    b.service.settle(by_id["huge"], Succeeded(too_large))
+    b.service.settle(by_id["fine"], Succeeded())
+    wait_until(lambda: b.state("huge") is JobState.FAILED, message="the huge one has failed", timeout=20)
+    wait_until(lambda: b.state("fine") is JobState.SUCCEEDED, message="the other is done")
+    job = b.jobs.get("huge")
+    assert job is not None
+    assert job.error_class is ErrorClass.PERMANENT
+
+
+def test_followups_left_by_a_dead_worker_are_published_by_another(bench: Callable[..., Bench]) -> None:
+    first = bench(reap_period_s=60.0)
+    first.publish("a")
+    wait_until(lambda: first.delivered, message="the job is claimed")
+    followup = {"queue": "next", "message": {**MESSAGE, "headers": {"task": "t", "id": "b"}}}
+    held = first.delivered[0]
+    settlement = Settlement(held.claim, JobState.SUCCEEDED, recorded=None, attempt=1, followups=(followup,))
+    assert first.jobs.settle([settlement])[0].accepted  # and the worker dies before it publishes
+    assert first.jobs.get("b") is None
+    first.jobs._jobs().update_one({"_id": "a"}, [{"$set": {"finished_at": {"$subtract": ["$$NOW", 60_000]}}}])
+    bench()
+    wait_until(lambda: first.jobs.get("b") is not None, message="the next step was published")
+    wait_until(lambda: not first.jobs.get("a").followups, message="and is not pending any more")  # type: ignore[union-attr]
+
+
+def test_a_retried_job_comes_back_when_its_delay_is_over_without_waiting_for_a_poll(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(poll_s=30.0)
+    b.service.claimer.hint()
+    b.publish("a")
+    b.service.claimer.hint()
+    wait_until(lambda: b.delivered, message="the job is claimed")
+    error = ErrorInfo(ErrorClass.TRANSIENT, "not now")
+    b.service.settle(b.delivered[0], Failed(error))
+    wait_until(lambda: len(b.delivered) == 2, message="the second attempt is claimed", timeout=15)
+    settled = [event for event in b.events if isinstance(event, JobSettled)]
+    assert [str(event.outcome) for event in settled] == ["retried"]
