@@ -134,7 +134,8 @@ class ByHand:
             after = before if result.modified_count == len(live) else self._states(chunk)
             for job_id in chunk:
                 changed = job_id in live and (after is before or after.get(job_id) is JobState.CANCELLED)
-                changes[job_id] = _change(job_id, before.get(job_id), changed)
+                why = None if changed else _unchanged(after.get(job_id))
+                changes[job_id] = Change(job_id, before.get(job_id), changed, why)
         return changes
 
     def retry(self, ids: Sequence[str] | str) -> dict[str, Change]:
@@ -152,7 +153,8 @@ class ByHand:
             taken = self._requeue(ended)
             for job_id in chunk:
                 changed = job_id in ended and job_id not in taken
-                changes[job_id] = _change(job_id, before.get(job_id), changed, taken.get(job_id))
+                why = None if changed else taken.get(job_id) or _unchanged(before.get(job_id))
+                changes[job_id] = Change(job_id, before.get(job_id), changed, why)
         return changes
 
     def _requeue(self, ids: Sequence[str]) -> dict[str, str]:
@@ -204,7 +206,5 @@ def _several(ids: Sequence[str] | str) -> list[str]:
     return [ids] if isinstance(ids, str) else list(ids)
 
 
-def _change(job_id: str, before: JobState | None, changed: bool, reason: str | None = None) -> Change:
-    if not changed and reason is None:
-        reason = "there is no such job" if before is None else f"job is {before}"
-    return Change(job_id, before, changed, reason)
+def _unchanged(state: JobState | None) -> str:
+    return "there is no such job" if state is None else f"job is {state}"
