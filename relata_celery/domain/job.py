@@ -147,8 +147,7 @@ class NewJob:
     """What a publisher hands to the store: everything of a job that it does not fill in itself.
 
     ``run_at`` is an absolute time chosen by the publisher (Celery's ``eta``); ``delay_s`` counts
-    from the server's now and wins over it. With neither, the job is due at once. ``leased`` is
-    false for a plain Celery task or message, whose document is removed when it is acknowledged.
+    from the server's now and wins over it. With neither, the job is due at once.
     """
 
     id: str

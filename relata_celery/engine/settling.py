@@ -6,8 +6,9 @@ writes in group commits. The flush starts when the previous one has returned: an
 settles at once, a busy one in bulk, without a timer.
 
 Failure behaviour. While MongoDB is away the batch is kept and tried again until the fence is found
-to hold or not; the renewer goes on renewing what is being settled. A settlement that MongoDB
-refuses for what it holds (a result that does not fit) becomes a permanent failure that says so.
+to hold or not; the renewer goes on renewing what is being settled. What MongoDB refuses (a right that
+was taken away) waits for its mending, behind what it takes; an outcome that cannot be stored for what
+it holds has been recorded by the store as a permanent failure.
 An outcome whose fence moved on is dropped: a refused verdict, one log line, no second write.
 """
 
@@ -22,8 +23,8 @@ from typing import Any
 
 from relata_celery.domain.errors import StoreError, StoreUnavailable
 from relata_celery.domain.events import Event, JobRefused, JobSettled
-from relata_celery.domain.job import AttemptOutcome, ErrorClass, JobState, NewJob
-from relata_celery.domain.outcome import ErrorInfo, LeaseForfeited, Outcome, Settlement, Verdict
+from relata_celery.domain.job import AttemptOutcome, JobState, NewJob
+from relata_celery.domain.outcome import LeaseForfeited, Outcome, Settlement, Verdict
 from relata_celery.domain.settle import decide
 
 from .background import Background
@@ -35,6 +36,8 @@ logger = logging.getLogger("relata_celery")
 OnVerdict = Callable[[Settlement, Verdict], None]
 FollowupToJob = Callable[[Mapping[str, Any]], NewJob]
 
+#: Before an outcome is tried again that MongoDB refused, in seconds.
+REFUSED_PAUSE_S = 2.0
 #: Most settlements in one write: keeps a flush's documents well below MongoDB's 48 MB message limit.
 MAX_BATCH = 200
 
@@ -47,7 +50,7 @@ class Retention:
     failed_s: float | None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Pending:
     held: HeldJob
     settlement: Settlement
@@ -125,17 +128,9 @@ class Settler(Background):
         except StoreUnavailable:
             raise
         except StoreError as exc:
-            if len(batch) > 1:
-                verdicts = [self._settle_alone(entry) for entry in batch]
-            else:
-                verdicts = [self._settle_refused(batch[0], exc)]
+            return self._settle_singly(batch, exc)
         self._conclude(batch, verdicts)
-        with self._lock:
-            del self._pending[: len(batch)]
-            more = bool(self._pending)
-            if not more:
-                self._idle.set()
-        return 0.0 if more else None
+        return 0.0 if self._pending else None
 
     def _push(self, entry: _Pending) -> None:
         with self._lock:
@@ -143,41 +138,35 @@ class Settler(Background):
             self._idle.clear()
         self.wake()
 
-    def _settle_alone(self, entry: _Pending) -> Verdict:
-        try:
-            return self._queue.settle([entry.settlement])[0]
-        except StoreUnavailable:
-            raise
-        except StoreError as exc:
-            return self._settle_refused(entry, exc)
-
-    def _settle_refused(self, entry: _Pending, exc: StoreError) -> Verdict:
-        """Record, instead of what MongoDB would not take, that it would not take it."""
-        info = ErrorInfo(ErrorClass.PERMANENT, f"outcome cannot be stored: {exc}"[:2000], "StoreError", __name__)
-        entry.settlement = replace(
-            entry.settlement,
-            state=JobState.FAILED,
-            recorded=AttemptOutcome.FAILED,
-            counted=True,
-            result=None,
-            message=None,
-            followups=(),
-            error=info,
-            retention_s=self._retention.failed_s,
-        )
-        try:
-            return self._queue.settle([entry.settlement])[0]
-        except StoreUnavailable:
-            raise
-        except StoreError as again:
-            logger.error("job %s: its end cannot be written (%s); its lease will run out", entry.held.claim.id, again)
-            return Verdict(entry.held.claim, accepted=False, reason=str(again))
+    def _settle_singly(self, batch: Sequence[_Pending], exc: StoreError) -> float | None:
+        """MongoDB refused the batch: write what it takes one by one, and keep the rest for later."""
+        kept = 0
+        for entry in batch:
+            try:
+                verdicts = self._queue.settle([entry.settlement])
+            except StoreUnavailable:
+                raise
+            except StoreError:
+                kept += 1
+            else:
+                self._conclude([entry], verdicts)
+        if kept:
+            logger.error("MongoDB refuses %d outcomes, trying again in %.0f s: %s", kept, REFUSED_PAUSE_S, exc)
+            with self._lock:  # to the end of the line: what MongoDB takes goes first
+                self._pending.sort(key=lambda entry: entry in batch)
+            return REFUSED_PAUSE_S
+        return 0.0 if self._pending else None
 
     def _conclude(self, batch: Sequence[_Pending], verdicts: Sequence[Verdict]) -> None:
         now = monotonic()
         self._publish(
             [e.settlement for e, v in zip(batch, verdicts, strict=True) if v.accepted and e.settlement.followups]
         )
+        with self._lock:
+            done = {id(entry) for entry in batch}
+            self._pending = [entry for entry in self._pending if id(entry) not in done]
+            if not self._pending:
+                self._idle.set()
         for entry, verdict in zip(batch, verdicts, strict=True):
             self._held.remove(entry.held)
             self._report(entry, verdict, now)
