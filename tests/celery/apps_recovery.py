@@ -76,6 +76,16 @@ def hold_interpreter(seconds: float) -> None:
     note("end")
 
 
+def turn_a_deaf_ear() -> None:
+    """Never end, and swallow what is raised to stop it."""
+    note("begin")
+    while True:
+        try:
+            time.sleep(600)
+        except Exception:
+            note("swallowed")
+
+
 def kill_child() -> None:
     note("begin")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -104,7 +114,7 @@ def make_app(uri: str) -> Celery:
         task_cls="relata_celery:LeasedTask",
         set_as_current=False,
     )
-    for handler in (work, hold_interpreter, kill_child, kill_parent):
+    for handler in (work, hold_interpreter, turn_a_deaf_ear, kill_child, kill_parent):
         app.task(name=f"recovery.{handler.__name__}", shared=False)(handler)
     app.task(name="recovery.hold", base=NotedTask, shared=False)(hold)
     return app

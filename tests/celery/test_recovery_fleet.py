@@ -1,0 +1,56 @@
+"""Several workers on one queue, and pools whose processes come and go: none twice, none lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relata_celery.domain.job import JobState
+from tests.celery.apps_recovery import Stage
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def stage(database_uri: str, tmp_path: Path) -> Iterator[Stage]:
+    with Stage(database_uri, tmp_path) as stage:
+        yield stage
+
+
+def check_each_ran_once(stage: Stage, ids: list[str]) -> None:
+    assert Counter(line.job for line in stage.journal("begin")) == Counter(ids)
+    for job in stage.jobs(ids):
+        assert (job.state, job.attempts) == (JobState.SUCCEEDED, 1)
+        assert [str(entry.outcome) for entry in job.history] == ["succeeded"]
+
+
+def test_two_workers_of_one_name_share_a_queue_and_run_no_job_twice(stage: Stage) -> None:
+    workers = [stage.start("-c", "2", "-n", "same@here", name=name) for name in ("w1", "w2")]
+    for worker in workers:
+        worker.wait_ready(60)
+    ids = stage.send_many(200, "work", 0.01)
+    stage.wait_all(ids)
+    check_each_ran_once(stage, ids)
+    owners = {entry.worker for job in stage.jobs(ids) for entry in job.history}
+    assert len(owners) == 2
+
+
+def test_processes_replaced_after_every_five_jobs_lose_none(stage: Stage) -> None:
+    stage.worker("-c", "2", "--max-tasks-per-child", "5")
+    ids = stage.send_many(60, "work")
+    stage.wait_all(ids)
+    check_each_ran_once(stage, ids)
+    per_process = Counter(line.pid for line in stage.journal("begin"))
+    assert max(per_process.values()) <= 5
+
+
+def test_an_autoscaled_pool_grows_with_the_jobs_that_wait(stage: Stage) -> None:
+    worker = stage.worker("--autoscale", "4,1")
+    assert len(worker.children()) == 1
+    ids = stage.send_many(40, "work", 0.3)
+    wait_until(lambda: len(worker.children()) >= 3, 30, "the pool has grown")
+    stage.wait_all(ids)
+    check_each_ran_once(stage, ids)
+    assert len({line.pid for line in stage.journal("begin")}) >= 3
