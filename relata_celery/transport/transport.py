@@ -250,7 +250,11 @@ class Transport(virtual.Transport):
             logger.exception("a message of %r could not be handled", queue)
             return
         logger.error("job %s could not be handled: %s: %s", held.claim.id, type(exc).__name__, exc)
-        self.lease_service.settle(held, _unreadable(exc))
+        if held.control is None:
+            self.lease_service.settle(held, _unreadable(exc))
+        else:  # its request was made, so the message is sound: it is the pool that did not take it
+            text = f"the worker's pool did not take the job: {type(exc).__name__}"
+            self.lease_service.settle(held, Failed(ErrorInfo(ErrorClass.TRANSIENT, text, type(exc).__name__)))
 
     def _reject_inbound_message(self, raw_message: dict[str, Any]) -> None:
         """A job for a queue that is not consumed any more: give it back."""
