@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -75,6 +75,7 @@ class Ticket:
     time_left_s: float | None
     board: tuple[str, int, int] | None
     max_result_bytes: int
+    limits: tuple[str, ...] = ()
 
 
 _readers: dict[str, BoardReader] = {}
@@ -164,6 +165,9 @@ class Attempt:
         self.entered = False
         self.began_at = monotonic()
         self.progressed_at = 0.0
+        #: What this attempt has of each limit (:mod:`relata_celery.ai`), and what gives it back at the end.
+        self.limits: dict[str, Any] = {}
+        self.at_end: list[Callable[[], None]] = []
         #: Attempts that the handler asked for in its own words (``retry(max_retries=...)``).
         self.retry_limit: int | None = None
 
@@ -182,6 +186,7 @@ class Attempt:
                     value = task.run(*args, **kwargs)
                 finally:
                     self.signal.leave()
+                    self.end_uses()
         except (WorkerShutdown, WorkerTerminate):
             raise
         except BaseException as exc:
@@ -309,6 +314,11 @@ class Attempt:
             return None
         self.outcome = LeaseForfeited(f"the attempt was stopped: {reason or StopReason.LEASE_LOST.value}")
         return _ignored()
+
+    def end_uses(self) -> None:
+        """Give back what the handler did not; nothing in it raises."""
+        while self.at_end:
+            self.at_end.pop()()
 
     # -- what the handler may ask ---------------------------------------------------------------
 
@@ -483,6 +493,11 @@ class CurrentJob:
         bootstrap.record_progress(current_app._get_current_object(), self._attempt, fraction, note)
 
 
+def attempt_here() -> Attempt | None:
+    """The attempt whose handler is running here, if any."""
+    return _current.get()
+
+
 def current_job() -> CurrentJob:
     """The job that is running here.
 
@@ -514,11 +529,13 @@ def detached(task: Any) -> Attempt:
 
 
 def run_detached(task: Any, args: Any, kwargs: Any) -> Any:
-    token = _current.set(detached(task))
+    attempt = detached(task)
+    token = _current.set(attempt)
     try:
         return task.run(*args, **kwargs)
     finally:
         _current.reset(token)
+        attempt.end_uses()
 
 
 __all__ = ["Attempt", "CurrentJob", "JobCancelled", "Ticket", "current_job", "trace_job"]

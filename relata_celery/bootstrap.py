@@ -20,11 +20,14 @@ from .conf import Settings, load_settings
 from .domain.errors import ConfigurationError, StoreError
 from .domain.events import Event
 from .domain.job import Claim, NewJob
+from .domain.limits import AI, LimitSpec, as_rate
 from .engine.held import HeldJob
+from .engine.limiting import Limited
 from .engine.service import EngineSettings, LeaseService
 from .engine.settling import Retention
 from .store.client import Database, connect, masked
 from .store.jobs import Jobs
+from .store.limits import Limits
 from .store.mailboxes import Mailboxes
 from .store.watch import Watch
 
@@ -50,6 +53,7 @@ class Stores:
     database: Database
     jobs: Jobs
     mailboxes: Mailboxes
+    limits: Limits
 
     def watch_jobs(self, queues: Callable[[], set[str]], on_change: Callable[[set[str]], None]) -> Watch:
         return Watch.jobs(self.database, queues, on_change)
@@ -61,7 +65,7 @@ class Stores:
 def open_stores(uri: str) -> Stores:
     """The stores of a MongoDB URI. Connects at first use."""
     database = connect(uri)
-    return Stores(database, Jobs(database), Mailboxes(database))
+    return Stores(database, Jobs(database), Mailboxes(database), Limits(database))
 
 
 def mongodb_uri(app: Any) -> str:
@@ -131,6 +135,15 @@ def engine_settings(settings: Settings) -> EngineSettings:
     )
 
 
+def limit_spec(settings: Settings) -> LimitSpec:
+    """What the settings allow of AI calls, under any name of a limit that was not set by hand."""
+    return LimitSpec(settings.ai_concurrency, as_rate(settings.ai_rate))
+
+
+#: Queues whose jobs are admitted under a limit, and its name.
+LIMITED_QUEUES = {"ai": AI}
+
+
 def make_service(
     stores: Stores,
     settings: Settings,
@@ -151,6 +164,7 @@ def make_service(
         emit=emit,
         random=random,
         on_overrun=on_overrun,
+        limited=Limited(stores.limits, LIMITED_QUEUES, {AI: limit_spec(settings)}),
     )
 
 

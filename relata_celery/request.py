@@ -110,6 +110,7 @@ class LeasedRequest(Request):
             time_left_s=soft[0],
             board=board,
             max_result_bytes=self._worker.settings.max_result_bytes,
+            limits=held.limits,
         )
 
     def _limits(self) -> tuple[tuple[float, StopReason], float]:
@@ -173,6 +174,7 @@ class LeasedRequest(Request):
         self._finished = True
         held = self._held
         assert held is not None
+        held.ended = True
         if self._slot is not None:
             self._worker.board.give_back(*self._slot)
         if threading.current_thread() is threading.main_thread():

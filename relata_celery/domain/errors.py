@@ -4,6 +4,7 @@ RelataError
   JobError                    raised by handlers, on purpose; ``error_class`` says what follows
     TransientError            retried while attempts are left
       RateLimited             put back for ``retry_after`` seconds without spending an attempt
+        LimitTimeout          ... because no slot of a limit was free in time
     PermanentError            not retried
     InvalidOutputError        a model's structurally wrong answer; not retried
     JobCancelled              the job was cancelled while it ran
@@ -54,6 +55,13 @@ class RateLimited(TransientError):
     def __init__(self, message: str = "rate limited", *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class LimitTimeout(RateLimited):
+    """No slot of a limit was free in time: the job is put back, and no attempt is spent on having waited."""
+
+    def __init__(self, message: str = "no slot of a limit was free in time", *, retry_after: float = 5.0) -> None:
+        super().__init__(message, retry_after=retry_after)
 
 
 class PermanentError(JobError):

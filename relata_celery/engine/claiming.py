@@ -22,6 +22,7 @@ from relata_celery.domain.outcome import Cancelled, Released
 
 from .background import Background
 from .held import Held, HeldJob, Phase, StopReason
+from .limiting import Gate
 from .ports import JobQueue
 from .settling import Settler
 
@@ -67,8 +68,10 @@ class Claimer(Background):
         deliver: Callable[[Sequence[HeldJob]], None],
         on_lost: Callable[[HeldJob, StopReason, str], None],
         random: Callable[[], float],
+        gate: Gate | None = None,
     ) -> None:
         super().__init__(random=random)
+        self._gate = gate
         self._queue = queue
         self._held = held
         self._settler = settler
@@ -153,19 +156,50 @@ class Claimer(Background):
 
     def step(self) -> float | None:
         if self._draining:
+            self._return_slots()
             return None
         queues, room = self._queues, min(self.room(), MAX_BATCH)
         if not queues or room <= 0:
             self._backlog = self._backlog or self._hinted
+            self._return_slots()
             return self._poll_s
         self._hinted, hinted = False, self._hinted
-        sent_at = monotonic()
-        claimed = self._queue.claim(queues, room, self._owner, self._lease_s)
-        self._backlog = len(claimed) == room
-        self._take(claimed, sent_at + self._lease_s)
+        claimed = self._claim(queues, room) if self._gate is None else self._claim_admitted(self._gate, queues, room)
+        self._backlog = claimed == room
         if self._backlog:
             return 0.0 if self.room() * 2 >= self._most() else self._poll_s
-        return self._until_next(queues, look_ahead=hinted and not claimed)
+        if self._gate is None:
+            return self._until_next(queues, look_ahead=hinted and not claimed)
+        pause = self._until_next(self._gate.open(queues), look_ahead=hinted and not claimed)
+        opens_in_s = self._gate.opens_in(queues)
+        return pause if opens_in_s is None else min(pause, opens_in_s)
+
+    def _claim(self, queues: Collection[str], room: int) -> int:
+        sent_at = monotonic()
+        claimed = self._queue.claim(queues, room, self._owner, self._lease_s)
+        self._take(claimed, sent_at + self._lease_s)
+        return len(claimed)
+
+    def _claim_admitted(self, gate: Gate, queues: Collection[str], room: int) -> int:
+        """Claim what the limits let in; where one refuses, fill the rest of the room from the other queues."""
+        gate.begin()
+        claimed = 0
+        while claimed < room and (open_now := gate.open(queues)):
+            if gate.guards(open_now):
+                sent_at = monotonic()
+                admitted = self._queue.claim(open_now, room - claimed, self._owner, self._lease_s, gate.admit)
+                self._take(admitted, sent_at + self._lease_s)
+                claimed += len(admitted)
+            else:
+                claimed += self._claim(open_now, room - claimed)
+            if len(gate.open(open_now)) == len(open_now):  # none of them was refused anything
+                break
+        gate.flush()
+        return claimed
+
+    def _return_slots(self) -> None:
+        if self._gate is not None:
+            self._gate.flush()
 
     def _take(self, claimed: Sequence[ClaimedJob], lease_deadline: float) -> None:
         taken: list[HeldJob] = []
@@ -174,6 +208,8 @@ class Claimer(Background):
             superseded = self._held.add(held)
             if superseded is not None:
                 self._on_lost(superseded, StopReason.LEASE_LOST, "the job was claimed again by this worker")
+            if self._gate is not None:
+                self._gate.assign(held)
             if self._draining:
                 self._settler.settle(held, Released("claimed while the worker began to drain"))
             elif job.expired:

@@ -49,11 +49,13 @@ class HeldJob:
 
     __slots__ = (
         "control",
+        "ended",
         "hard_deadline",
         "interrupted",
         "job",
         "killed",
         "lease_deadline",
+        "limits",
         "max_attempts",
         "phase",
         "retry_on_timeout",
@@ -71,6 +73,10 @@ class HeldJob:
         self.hard_deadline: float | None = None
         self.interrupted: StopReason | None = None
         self.killed = False
+        #: Set when the pool says that the attempt's code runs no more, whatever became of the claim.
+        self.ended = False
+        #: The limits of which the job was given a slot when it was claimed.
+        self.limits: tuple[str, ...] = ()
         self.retry_on_timeout = False
         self.max_attempts = job.max_attempts
 
@@ -120,6 +126,9 @@ class Held:
             if held.phase is not Phase.SETTLING:
                 held.phase = Phase.SETTLING
                 self._occupying -= 1
+
+    def __contains__(self, held: HeldJob) -> bool:
+        return self._jobs.get(held.claim.id) is held
 
     def snapshot(self, only: Callable[[HeldJob], bool] | None = None) -> list[HeldJob]:
         with self._lock:

@@ -10,11 +10,14 @@ again does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from relata_celery.domain.job import Claim, ClaimedJob, NewJob
 from relata_celery.domain.outcome import Loss, Reaped, Settlement, Verdict
+
+#: For due jobs, by the queue of each and in their order: which may be claimed now.
+Admit = Callable[[Sequence[str]], Sequence[bool]]
 
 
 class JobQueue(Protocol):
@@ -24,9 +27,12 @@ class JobQueue(Protocol):
         """Insert jobs as ``queued``; for each, say whether it was inserted (True) or its id existed."""
 
     def claim(
-        self, queues: Collection[str], limit: int, owner: str, lease_s: float
+        self, queues: Collection[str], limit: int, owner: str, lease_s: float, admit: Admit | None = None
     ) -> list[ClaimedJob]:
-        """Lease up to ``limit`` due jobs of ``queues`` to ``owner``, highest priority and oldest first."""
+        """Lease up to ``limit`` due jobs of ``queues`` to ``owner``, highest priority and oldest first.
+
+        Of those found due only the ones that ``admit`` lets in are leased; the others stay as they are.
+        """
 
     def claim_by_id(self, job_id: str, owner: str, lease_s: float) -> ClaimedJob | None:
         """Lease this one job if it is queued and due."""

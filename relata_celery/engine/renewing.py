@@ -19,6 +19,7 @@ from relata_celery.domain.events import Event, LeasesRenewed
 
 from .background import Background
 from .held import Held, HeldJob, Phase, StopReason
+from .limiting import Gate
 from .ports import JobQueue
 
 logger = logging.getLogger("relata_celery")
@@ -36,8 +37,10 @@ class Renewer(Background):
         on_lost: Callable[[HeldJob, StopReason, str], None],
         emit: Callable[[Event], None],
         random: Callable[[], float],
+        gate: Gate | None = None,
     ) -> None:
         super().__init__(random=random)
+        self._gate = gate
         self._queue = queue
         self._held = held
         self._lease_s = lease_s
@@ -69,4 +72,6 @@ class Renewer(Background):
                     reason = StopReason.CANCELLED if loss.cancelled else StopReason.LEASE_LOST
                     self._on_lost(held, reason, loss.reason)
             self._emit(LeasesRenewed(len(renewable) - len(lost), len(lost)))
+            if self._gate is not None:
+                self._gate.renew()
         return self._period_s

@@ -20,6 +20,7 @@ from .claiming import Claimer
 from .deadlines import Deadlines
 from .draining import Drain
 from .held import AttemptControl, Held, HeldJob, Phase, StopReason
+from .limiting import Gate, Limited
 from .ports import JobQueue
 from .reaping import Reaper
 from .renewing import Renewer
@@ -57,15 +58,21 @@ class LeaseService:
         emit: Callable[[Event], None],
         random: Callable[[], float],
         on_overrun: Callable[[], None] = lambda: None,
+        limited: Limited | None = None,
     ) -> None:
         self.owner = owner
         self._drain_asked = False
         self.settings = settings
         self.held = Held()
+        self.gate: Gate | None = None
+        if limited is not None:
+            self.gate = Gate(
+                limited, self.held, owner=owner, lease_s=settings.lease_s, poll_s=settings.poll_s, random=random
+            )
         self.settler = Settler(queue, self.held, settings.retention, emit, followup_to_job, random)
         self.deadlines = Deadlines(self.held, self.settler, self.lose, settings.grace_s, self._drain_if_asked, random)
         self.renewer = Renewer(
-            queue, self.held, settings.lease_s, settings.heartbeat_s, self.lose, emit, random
+            queue, self.held, settings.lease_s, settings.heartbeat_s, self.lose, emit, random, self.gate
         )
         self.claimer = Claimer(
             queue,
@@ -79,6 +86,7 @@ class LeaseService:
             deliver=deliver,
             on_lost=self.lose,
             random=random,
+            gate=self.gate,
         )
         self.reaper = Reaper(
             queue,
@@ -102,6 +110,8 @@ class LeaseService:
             logger.error("%d outcomes could not be written before the worker ended", len(self.held))
         for part in (self.claimer, self.reaper, self.deadlines, self.renewer, self.settler):
             part.stop()
+        if self.gate is not None:
+            self.gate.close()
 
     def ask_to_drain(self) -> None:
         """Begin to drain soon, from a thread of the engine: all that a signal handler may do is set a flag."""
@@ -151,6 +161,8 @@ class LeaseService:
             if verdict.accepted and settlement.state is JobState.QUEUED:
                 self.claimer.due_in(settlement.delay_s)
                 self.claimer.hint()
+            if held.limits:
+                self.claimer.wake()
             if on_verdict is not None:
                 on_verdict(settlement, verdict)
 
@@ -179,7 +191,10 @@ class LeaseService:
             self.deadlines.doom(held.control)
 
     def slot_freed(self) -> None:
+        """The pool is done with an attempt whose end was decided before."""
         self.claimer.slot_freed()
+        if self.gate is not None and self.gate.holding:
+            self.claimer.wake()
 
     def running(self) -> list[HeldJob]:
         return self.held.snapshot(lambda held: held.phase is Phase.RUNNING)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -101,16 +101,27 @@ class Jobs(ByHand):
 
     # ------------------------------------------------------------ claim
 
-    def claim(self, queues: Collection[str], limit: int, owner: str, lease_s: float) -> list[ClaimedJob]:
+    def claim(
+        self,
+        queues: Collection[str],
+        limit: int,
+        owner: str,
+        lease_s: float,
+        admit: Callable[[Sequence[str]], Sequence[bool]] | None = None,
+    ) -> list[ClaimedJob]:
         """Lease up to ``limit`` due jobs of ``queues`` to ``owner``, highest priority and oldest first.
 
         Eligible: queued, ``run_at`` reached. Changed: state, fence, attempts, started_at, lease. Two round
         trips, three when others claimed the same jobs meanwhile. A document that cannot be read is
-        failed here (permanent), and the rest is claimed.
+        failed here (permanent), and the rest is claimed. ``admit`` is asked between finding and leasing,
+        with the queue of each job found; those that it does not let in are left as they are.
         """
         if limit < 1 or not queues:
             return []
         seen = self._spread(queues, limit) if self._contended else self._head(queues, limit)
+        if admit is not None and seen:
+            admitted = admit([str(document.get("queue")) for document in seen])
+            seen = [document for document, lets_in in zip(seen, admitted, strict=True) if lets_in]
         return self._take(seen, owner, lease_s)
 
     def claim_by_id(self, job_id: str, owner: str, lease_s: float) -> ClaimedJob | None:
