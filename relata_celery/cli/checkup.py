@@ -56,7 +56,7 @@ def check_up(app: Any) -> Iterator[Check]:
     try:
         conf = configuration(app)
     except ConfigurationError as exc:
-        yield Check("configuration", ERROR, told(exc), "correct what it names")
+        yield _failed("configuration", exc, "correct what it names")
         return
     yield from _settings(app)
     yield from _environment()
@@ -64,21 +64,19 @@ def check_up(app: Any) -> Iterator[Check]:
     try:
         uri = bootstrap.mongodb_uri(app)
     except ConfigurationError as exc:
-        mend = f"set broker_url to relata+mongodb://host/database{name_an_app(app)}"
-        yield Check("broker", ERROR, told(exc), mend)
+        yield _failed("broker", exc, f"set broker_url to relata+mongodb://host/database{name_an_app(app)}")
         return
     database = bootstrap.open_stores(uri).database
     try:
         started = time.monotonic()
         info = database.server_info()
     except (StoreError, ConfigurationError) as exc:
-        yield Check(
-            "connection", ERROR, f"{masked(uri)}: {told(exc)}", "nothing else can be checked before it works"
-        )
+        text, mending = told(exc)
+        yield Check("connection", ERROR, f"{masked(uri)}: {text}", mending or "correct the broker URL")
         return
     took_ms = (time.monotonic() - started) * 1000
     yield Check("connection", OK, f"{masked(uri)} answers, database {database.name} ({took_ms:.0f} ms)")
-    yield from _server(database, uri, info)
+    yield from _server(database, info)
 
 
 def settings_in_force(app: Any) -> list[Setting]:
@@ -102,7 +100,7 @@ def _settings(app: Any) -> Iterator[Check]:
     try:
         values = bootstrap.settings_of(app)
     except ConfigurationError as exc:
-        for line in told(exc).splitlines():
+        for line in told(exc)[0].splitlines():
             yield Check("settings", ERROR, line, "workers refuse to start until this is corrected")
         return
     changed = [setting.name for setting in settings_in_force(app) if setting.source != "default"]
@@ -145,7 +143,7 @@ def _content(conf: Any) -> Iterator[Check]:
         yield Check("content", OK, "only formats that run no code are accepted")
 
 
-def _server(database: Database, uri: str, info: ServerInfo) -> Iterator[Check]:
+def _server(database: Database, info: ServerInfo) -> Iterator[Check]:
     try:
         database.require_supported()
     except ServerTooOld:
@@ -153,18 +151,23 @@ def _server(database: Database, uri: str, info: ServerInfo) -> Iterator[Check]:
         return
     yield Check("version", OK, f"MongoDB {info.version}")
     yield _topology(info)
-    for check in (_change_streams, _indexes, _clock):
-        yield _made(check, database)
-    yield _made(lambda database: _writes(database, uri), database)
+    checks: tuple[tuple[str, Callable[[Database], Check]], ...] = (
+        ("change streams", _change_streams),
+        ("indexes", _indexes),
+        ("writes", _writes),
+        ("clock", _clock),
+    )
+    for name, check in checks:
+        try:
+            yield check(database)
+        except StoreError as exc:
+            yield _failed(name, exc, "mend this, then ask again")
 
 
-def _made(check: Callable[[Database], Check], database: Database) -> Check:
-    """The check, or what kept it from being made."""
-    try:
-        return check(database)
-    except StoreError as exc:
-        name = getattr(check, "__name__", "").strip("_").replace("_", " ")
-        return Check("writes" if "lambda" in name else name, ERROR, told(exc), "mend this, then ask again")
+def _failed(name: str, exc: Exception, mend: str) -> Check:
+    """What kept a check from being made; ``mend`` is for errors that do not say it themselves."""
+    text, mending = told(exc)
+    return Check(name, ERROR, text, mending or mend)
 
 
 def _topology(info: ServerInfo) -> Check:
@@ -188,7 +191,7 @@ def _change_streams(database: Database) -> Check:
         return Check(
             "change streams",
             WARNING,
-            f"not available, so workers poll every relata_poll_interval: {told(exc).partition('; ')[0]}",
+            f"not available, so workers poll every relata_poll_interval: {told(exc)[0]}",
             "use a replica set, and give the user the role readWrite (it includes changeStream)",
         )
     if cursor:
@@ -232,7 +235,7 @@ def _clock(database: Database) -> Check:
     )
 
 
-def _writes(database: Database, uri: str) -> Check:
+def _writes(database: Database) -> Check:
     """Confirm a write that matches nothing: the right to write, and that a majority answers."""
     started = time.monotonic()
     reply = database.command(
@@ -249,7 +252,7 @@ def _writes(database: Database, uri: str) -> Check:
         )
     took_ms = (time.monotonic() - started) * 1000
     found = f"allowed, confirmed by a majority with journal ({took_ms:.1f} ms)"
-    return Check("writes", OK, f"{found}{_uri_concern(uri)}")
+    return Check("writes", OK, f"{found}{_uri_concern(database.uri)}")
 
 
 def _uri_concern(uri: str) -> str:

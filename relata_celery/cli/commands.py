@@ -61,21 +61,23 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except RelataError as exc:
-            raise Refusal(told(exc)) from None
+            text, mending = told(exc)
+            raise Refusal(f"{text}; {mending}" if mending else text) from None
         except click.UsageError as exc:
             raise _in_one_line(exc) from None
 
 
-def told(exc: Exception) -> str:
-    """An error of ours for a terminal: no control characters, no topology, and what to do about it."""
+def told(exc: Exception) -> tuple[str, str | None]:
+    """An error of ours for a terminal (no control characters, no topology), and what to do about it when its
+    text does not say so itself."""
     from relata_celery.domain.redact import mask_secrets, one_line
 
     text = _DRIVER_DETAILS.sub("", mask_secrets(str(exc)))
     text = "\n".join(one_line(line) for line in text.splitlines())
     for pattern, mending in _MENDING:
         if re.search(pattern, text):
-            return f"{text}; {mending}"
-    return text
+            return text.removesuffix("."), mending
+    return text, None
 
 
 def _in_one_line(exc: click.UsageError) -> click.ClickException:

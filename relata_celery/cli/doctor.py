@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import click
-from rich.table import Table
 
 from . import render
 from .checkup import ERROR, OK, WARNING, Check, Setting, check_up, settings_in_force
 from .options import json_option
 from .reach import app_here
 
-_MARKS = {OK: ("ok", "green"), WARNING: ("warning", "yellow"), ERROR: ("error", "red")}
+_COLOURS = {OK: "green", WARNING: "yellow", ERROR: "red"}
 _PACKAGES = ("relata_celery", "celery", "kombu", "pymongo")
 
 
@@ -55,24 +54,19 @@ def doctor(as_json: bool) -> None:
 
 
 def _print(checks: Sequence[Check], settings: Sequence[Setting]) -> None:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True, style="bold")
-    grid.add_column(overflow="fold")
+    lines: list[list[render.Cell | str]] = []
     for check in checks:
-        mark, style = _MARKS[check.status]
-        grid.add_row(render.cell(mark, style), render.cell(check.name), render.cell(check.found, limit=2000))
+        lines.append([render.cell(check.status, _COLOURS[check.status]), check.name, check.found])
         if check.mend:
-            grid.add_row("", "", render.cell(f"-> {check.mend}", limit=2000))
-    console = render.console()
-    console.print(grid)
+            lines.append(["", "", f"-> {check.mend}"])
+    render.print_fields(lines)
     if settings:
-        console.print()
+        render.say()
         rows = [[setting.name, render.shown(setting.value), setting.source] for setting in settings]
-        console.print(render.table(["SETTING", "VALUE", "FROM"], rows))
+        render.print_table(["SETTING", "VALUE", "FROM"], rows, narrow=["VALUE"])
     render.say()
     render.say(", ".join(f"{name} {number}" for name, number in _versions().items()))
-    counts = {status: sum(check.status == status for check in checks) for status in _MARKS}
+    counts = {status: sum(check.status == status for check in checks) for status in _COLOURS}
     render.say(
         f"{counts[OK]} ok, {render.count(counts[WARNING], 'warning')}, {render.count(counts[ERROR], 'error')}"
     )

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from relata_celery.domain.job import Attempt, Job, JobState
 from relata_celery.store.reading import job_to_json
@@ -16,33 +12,39 @@ from relata_celery.store.reading import job_to_json
 from . import render
 from .payload import payload_of
 
-#: Longest value on a page, in characters; JSON shows everything.
-MAX_VALUE = 20_000
-
 #: Fields of a document that a page shows in its own words, beside those of ``Job``.
-_TOLD = frozenset({"root_id", "parent_id", "group_id", "leased"})
+_TOLD = frozenset({"root_id", "parent_id", "group_id", "leased", "exception"})
 
 
-def listing(jobs: Sequence[Job]) -> Table:
-    """One line for each job."""
-    columns = ["ID", "TYPE", "QUEUE", "STATE", "+TRIES", "CREATED (UTC)", "+TOOK"]
-    items = any(job.item_id for job in jobs)
-    rows: list[list[Text | str]] = []
-    for job in jobs:
-        row: list[Text | str] = [
-            render.cell(job.id, limit=200),
-            render.cell(job.type, limit=80),
-            render.cell(job.queue, limit=40),
-            render.state_cell(job.state),
-            f"{job.attempts}/{job.max_attempts}",
-            render.clock(job.created_at),
-            _took(job),
-        ]
-        if items:
-            row.append(render.cell(job.item_id or "", limit=40))
-        row.append(render.cell(note(job), limit=120))
-        rows.append(row)
-    return render.table([*columns, *(["ITEM"] if items else []), "NOTE"], rows, whole=["ID", "STATE"])
+def listing(jobs: Sequence[Job]) -> None:
+    """Print one line for each job; in fewer than 140 columns the less telling ones are left out."""
+    columns = ["ID", "TYPE", "QUEUE", "STATE", "+TRIES", "CREATED (UTC)", "+TOOK", "ITEM", "NOTE"]
+    left_out = set() if any(job.item_id for job in jobs) else {"ITEM"}
+    width = render.width()
+    if width < 140:
+        left_out |= {"+TOOK", "ITEM"}
+    if width < 110:
+        left_out |= {"QUEUE", "CREATED (UTC)"}
+    rows = [
+        [value for name, value in zip(columns, _line(job), strict=True) if name not in left_out]
+        for job in jobs
+    ]
+    kept = [name for name in columns if name not in left_out]
+    render.print_table(kept, rows, narrow=["TYPE", "QUEUE", "ITEM", "NOTE"])
+
+
+def _line(job: Job) -> list[render.Cell | str]:
+    return [
+        render.cell(job.id, limit=200),
+        render.cell(job.type, limit=80),
+        render.cell(job.queue, limit=40),
+        render.state_cell(job.state),
+        f"{job.attempts}/{job.max_attempts}",
+        render.clock(job.created_at),
+        _took(job),
+        render.cell(job.item_id or "", limit=40),
+        render.cell(note(job), limit=120),
+    ]
 
 
 def note(job: Job) -> str:
@@ -57,23 +59,18 @@ def note(job: Job) -> str:
     return ""
 
 
-def show(job: Job, console: Console) -> None:
-    """Everything about one job."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in _fields(job):
-        grid.add_row(name, value if isinstance(value, Text) else Text(render.lines(value, MAX_VALUE)))
-    console.print(grid)
+def show(job: Job) -> None:
+    """Print everything about one job."""
+    render.print_fields(_fields(job))
     if job.history:
-        console.print()
-        console.print(_history(job.history))
+        render.say()
+        _history(job.history)
         if job.history_skipped:
             skipped = render.count(job.history_skipped, "attempt")
-            console.print(f"{skipped} between the first and the newest: counted, not kept")
+            render.say(f"{skipped} between the first and the newest: counted, not kept")
 
 
-def _fields(job: Job) -> Iterator[tuple[str, str | Text]]:
+def _fields(job: Job) -> Iterator[tuple[str, str | render.Cell]]:
     """What is known, in the order of a job's life; what is not there is left out."""
     shown, clock = render.shown, render.clock
     payload = payload_of(job.message)
@@ -124,6 +121,14 @@ def _fields(job: Job) -> Iterator[tuple[str, str | Text]]:
         yield "error class", str(job.error_class)
     if job.error:
         yield "error", job.error
+    exception = job.extra.get("exception")
+    if isinstance(exception, Mapping):
+        yield (
+            "exception",
+            ".".join(shown(exception[part]) for part in ("module", "type") if part in exception),
+        )
+        if exception.get("traceback"):
+            yield "traceback", str(exception["traceback"])
     yield from _rest(job)
 
 
@@ -147,8 +152,8 @@ def _pretty(value: Any) -> str:
     return short if len(short) <= 100 else json.dumps(value, ensure_ascii=False, default=str, indent=2)
 
 
-def _history(attempts: Iterable[Attempt]) -> Table:
-    rows: list[list[Text | str]] = [
+def _history(attempts: Iterable[Attempt]) -> None:
+    rows: list[list[render.Cell | str]] = [
         [
             str(attempt.number),
             render.clock(attempt.started_at),
@@ -161,7 +166,7 @@ def _history(attempts: Iterable[Attempt]) -> Table:
         for attempt in attempts
     ]
     columns = ["+ATTEMPT", "STARTED (UTC)", "+TOOK", "OUTCOME", "CLASS", "WORKER", "ERROR"]
-    return render.table(columns, rows, whole=["OUTCOME"])
+    render.print_table(columns, rows, narrow=["WORKER", "ERROR"])
 
 
 def _progress(job: Job) -> str:

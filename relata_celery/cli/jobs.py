@@ -106,11 +106,11 @@ def list_jobs(
         limit=limit if as_json else limit + 1,
     )
     if as_json:
-        render.print_json([job_to_json(job) for job in found])
+        render.print_json_array(job_to_json(job) for job in found)
     elif not found:
         render.say("No job matches." if _filtered() else "No jobs yet.")
     else:
-        render.console().print(job_page.listing(found[:limit]))
+        job_page.listing(found[:limit])
         if len(found) > limit:
             render.say(
                 f"\nThere are more than these {render.count(limit, 'job')}: restrict them, or give --limit."
@@ -147,7 +147,7 @@ def show(job_id: str, as_json: bool) -> None:
         read = {"args": payload.args, "kwargs": payload.kwargs, "unread": payload.unread}
         render.print_json({**job_to_json(job), "payload": read})
     else:
-        job_page.show(job, render.console())
+        job_page.show(job)
 
 
 @jobs.command(

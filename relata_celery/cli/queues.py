@@ -55,6 +55,4 @@ def list_queues(as_json: bool) -> None:
         ]
         for depth in found
     ]
-    render.console().print(
-        render.table(["QUEUE", "+QUEUED", "+RUNNING", "+OLDEST DUE"], rows, whole=["QUEUE"])
-    )
+    render.print_table(["QUEUE", "+QUEUED", "+RUNNING", "+OLDEST DUE"], rows, narrow=["QUEUE"])

@@ -73,17 +73,16 @@ def _print(report: Mapping[str, Any]) -> None:
         render.say("No jobs yet.")
         return
     numbers = [f"+{state.upper()}" for state in render.STATES]
-    console = render.console()
     rows = [
         [name, *_numbers(counts), render.span(counts["oldest_due_s"]) if counts["oldest_due_s"] else "-"]
         for name, counts in report["by_queue"].items()
     ]
     rows.append(["all", *_numbers(report["by_state"]), ""])
-    console.print(render.table(["QUEUE", *numbers, "+OLDEST DUE"], rows, whole=["QUEUE"]))
-    console.print()
+    render.print_table(["QUEUE", *numbers, "+OLDEST DUE"], rows, narrow=["QUEUE"])
+    render.say()
     rows = [[name, *_numbers(counts)] for name, counts in report["by_type"].items()]
-    console.print(render.table(["TYPE", *numbers], rows, whole=["TYPE"]))
-    console.print()
+    render.print_table(["TYPE", *numbers], rows, narrow=["TYPE"])
+    render.say()
     for number, what in (
         (report["expired_leases"], "lease(s) ran out and wait for a worker to take the jobs back"),
         (report["pending_followups"], "ended job(s) have follow-ups that are not published yet"),
