@@ -255,9 +255,15 @@ class LeasedRequest(Request):
             state.revoked.add(self.id)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        """Celery stops running tasks after a lost connection: ours keep their lease and go on."""
+        """Celery stops what runs: after a lost connection, and in a cold shutdown.
+
+        The first is nothing to us: the lease holds, the job goes on. In the second, known by a retry that is
+        not to be announced or by a task that asks for early acknowledgement, all is given back.
+        """
         if self._held is None:
             super().cancel(pool, signal, emit_retry)
+        elif not emit_retry or not self.task.acks_late:
+            self._worker.service.ask_to_stop_now()
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         if self._held is None:

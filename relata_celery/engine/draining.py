@@ -20,6 +20,11 @@ from .settling import Settler
 
 logger = logging.getLogger("relata_celery")
 
+#: How long what is given back may take to be written before processes are killed, in seconds.
+FLUSH_S = 5.0
+#: How long a pool may take to stop once nothing runs in it any more, in seconds.
+OVERRUN_S = 2.0
+
 
 class Drain:
     def __init__(
@@ -35,6 +40,8 @@ class Drain:
         self._settler = settler
         self._timeout_s = timeout_s
         self._on_overrun = on_overrun
+        self._over = threading.Event()  # running jobs have no more time
+        self._given_back = threading.Event()
         self._finished = threading.Event()
         self._begun = False
 
@@ -46,39 +53,40 @@ class Drain:
         self._claimer.stop_claiming()
         for held in self._held.snapshot(lambda held: held.phase is Phase.RESERVED):
             self._give_back(held, "the worker is shutting down; the job had not begun")
-        threading.Thread(target=self._overrun, name="relata-drain", daemon=True).start()
+        threading.Thread(target=self._run, name="relata-drain", daemon=True).start()
 
     def now(self) -> None:
-        """Do not wait for running jobs: give them back, and kill their processes where there are any."""
+        """Do not wait for running jobs: give them back, and kill their processes where there are any.
+
+        Returns when that is done, so that a pool that is stopped afterwards finds nothing to wait for.
+        """
         self.begin()
-        self._release_running()
+        self._over.set()
+        self._given_back.wait(FLUSH_S + 1.0)
 
     def finish(self, flush_s: float) -> bool:
         """The pool has stopped: give back what is left, and wait for the last writes."""
         self._finished.set()
+        self._over.set()
         for held in self._held.snapshot(lambda held: held.phase is not Phase.SETTLING):
             self._give_back(held, "the worker stopped before the job ended")
         return self._settler.flush(flush_s)
 
-    def _overrun(self) -> None:
-        if self._finished.wait(self._timeout_s):
-            return
-        left = self._held.snapshot(lambda held: held.phase is not Phase.SETTLING)
-        if left:
-            logger.warning(
-                "drain_timeout (%.1f s) is over: %d running jobs are released and start elsewhere",
-                self._timeout_s,
-                len(left),
-            )
-        self._release_running()
-        if not self._finished.wait(2.0):
+    def _run(self) -> None:
+        told = self._over.wait(self._timeout_s)
+        if not self._finished.is_set():
+            self._release_running("cold shutdown" if told else f"drain_timeout ({self._timeout_s:.1f} s) is over")
+        self._given_back.set()
+        if not self._finished.wait(OVERRUN_S):
             self._on_overrun()
 
-    def _release_running(self) -> None:
+    def _release_running(self, why: str) -> None:
         left = self._held.snapshot(lambda held: held.phase is not Phase.SETTLING)
+        if left:
+            logger.warning("%s: %d running jobs are released and start elsewhere", why, len(left))
         for held in left:
             self._give_back(held, "the worker was draining and the job did not end in time")
-        self._settler.flush(5.0)
+        self._settler.flush(FLUSH_S)
         for held in left:
             if held.control is not None:
                 held.control.kill()

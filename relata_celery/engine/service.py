@@ -61,7 +61,7 @@ class LeaseService:
         limited: Limited | None = None,
     ) -> None:
         self.owner = owner
-        self._drain_asked = False
+        self._drain_asked = self._stop_asked = False
         self.settings = settings
         self.held = Held()
         self.gate: Gate | None = None
@@ -117,8 +117,14 @@ class LeaseService:
         """Begin to drain soon, from a thread of the engine: all that a signal handler may do is set a flag."""
         self._drain_asked = True
 
+    def ask_to_stop_now(self) -> None:
+        """Give everything back soon, without waiting for what runs; for signal handlers, as above."""
+        self._stop_asked = True
+
     def _drain_if_asked(self) -> None:
-        if self._drain_asked:
+        if self._stop_asked:
+            self.drain.now()
+        elif self._drain_asked:
             self.drain.begin()
 
     # -- what seams report ----------------------------------------------------------------------

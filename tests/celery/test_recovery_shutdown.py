@@ -93,3 +93,14 @@ def test_what_a_signal_to_the_whole_group_interrupts_is_given_back_uncounted(sta
     assert worker.process.wait(30) == 0
     job = stage.job(job_id)
     assert (job.state, job.attempts, job.lease, job.history) == (JobState.QUEUED, 0, None, ())
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_cold_shutdown_gives_running_jobs_back_at_once(stage: Stage, pool: str) -> None:
+    worker = stage.worker("-c", "1", "-P", pool, env=PATIENT)
+    job_id = stage.send("hold", "gate")
+    stage.wait_line("begin", job_id)
+    worker.signal(signal.SIGQUIT)
+    worker.process.wait(30)
+    job = stage.job(job_id)
+    assert (job.state, job.attempts, job.lease, job.history) == (JobState.QUEUED, 0, None, ())
