@@ -22,6 +22,9 @@ from relata_celery.transport.envelope import followup_to_job
 
 logger = logging.getLogger("relata_celery")
 
+#: How often dead pool processes are looked for, besides when the pool itself sees one end, in seconds.
+PROCESS_LOOK_S = 0.5
+
 
 class WorkerRuntime:
     """Lives in the worker's parent from the first connection to the end, over reconnects.
@@ -37,6 +40,7 @@ class WorkerRuntime:
         self._transport: Any = None
         self._watch: Watch | None = None
         self._listeners: list[Callable[[Event], None]] = [bootstrap.log_event]
+        self._process_look: Any = None
         self._started = False
         self._shutdown_asked = False
         self.stores = bootstrap.stores_of(app)
@@ -66,6 +70,18 @@ class WorkerRuntime:
             transport.attach(self.service, self._knows_type)
         else:
             logger.warning("relata_workers_enabled is false: this worker answers, and consumes nothing")
+
+    def watch_processes(self, hub: Any) -> None:
+        """Have the death of a pool process noticed soon; called again after each reconnect.
+
+        The pool looks when its pipe to the process closes. The kernel closes it a moment before the process
+        can be waited for, so now and then that look finds it alive; the pool's next is five seconds later.
+        """
+        if self._process_look is not None:
+            self._process_look.cancel()
+        pool = self._controller.pool
+        if pool.uses_semaphore:
+            self._process_look = hub.call_repeatedly(PROCESS_LOOK_S, pool.maintain_pool)
 
     def _on_shutting_down(self, **kwargs: Any) -> None:
         """Sent from the signal's handler, also while a solo worker's loop is inside a job."""

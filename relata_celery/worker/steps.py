@@ -33,6 +33,9 @@ class Engine(bootsteps.StartStopStep):
     def start(self, worker: Any) -> None:
         wait_for_mongodb(worker.relata.stores)
 
+    def register_with_event_loop(self, worker: Any, hub: Any) -> None:
+        worker.relata.watch_processes(hub)
+
     def close(self, worker: Any) -> None:
         worker.relata.drain()
 

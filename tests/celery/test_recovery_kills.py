@@ -59,7 +59,7 @@ def test_a_job_whose_process_is_killed_runs_again_at_once_and_not_after_the_leas
     (begun,) = stage.wait_line("begin", job_id)
     os.kill(begun.pid, signal.SIGKILL)
 
-    _, again = stage.wait_line("begin", job_id, count=2, timeout=5)
+    _, again = stage.wait_line("begin", job_id, count=2, timeout=4)
     assert again.pid != begun.pid
     job = stage.wait_state(job_id, JobState.RUNNING)
     assert job.attempts == 2
