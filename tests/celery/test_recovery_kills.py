@@ -77,6 +77,22 @@ def test_a_job_whose_process_is_killed_runs_again_at_once_and_not_after_the_leas
     assert stage.outcomes(job_id) == ["worker_lost", "succeeded"]
 
 
+def test_processes_killed_amid_a_stream_of_quick_jobs_lose_none(stage: Stage) -> None:
+    worker = stage.worker("-c", "2", env={"RELATA_LEASE_DURATION": "60", "RELATA_HEARTBEAT_PERIOD": "1"})
+    ids = stage.send_many(300, "work", 0.005)
+    for kill in range(1, 6):
+        done = min(40 * kill, 250)
+        wait_until(lambda done=done: stage.count(JobState.SUCCEEDED) >= done, 60, f"{done} jobs are done")
+        for pid in worker.children()[:1]:
+            os.kill(pid, signal.SIGKILL)
+    stage.wait_all(ids, 45)
+    for job in stage.jobs(ids):
+        assert [entry.number for entry in job.history] == list(range(1, job.attempts + 1))
+        *lost, end = [str(entry.outcome) for entry in job.history]
+        assert end == "succeeded"
+        assert set(lost) <= {"worker_lost"}
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_worker_that_slept_past_its_lease_does_not_overwrite_its_replacement(
     stage: Stage, pool: str
