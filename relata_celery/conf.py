@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +29,7 @@ from pydantic_settings import (
 
 from .domain.errors import ConfigurationError
 from .domain.job import MAX_PRIORITY, MIN_PRIORITY
+from .domain.limits import Rate
 from .domain.redact import mask_secrets, one_line
 
 PREFIX = "relata_"
@@ -48,8 +48,6 @@ MAX_RESULT_BYTES = 15_000_000
 MAX_NAME = 200
 MAX_TAGS = 50
 
-_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*/\s*([smhd])", re.ASCII)
-_RATE_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
 _RATE_ALLOWED = 'a rate such as "60/m" (per s, m, h or d), or none'
 _RETENTION_ALLOWED = f"seconds up to {MAX_RETENTION_S:.0f}, or 0 or none to keep them for ever"
 
@@ -228,10 +226,8 @@ def parse_rate(text: str) -> tuple[float, float] | None:
     """``(count, period in seconds)`` of a rate such as ``60/m``; None for none, ValueError for nonsense."""
     if not text:
         return None
-    match = _RATE.fullmatch(text)
-    if match is None or float(match[1]) <= 0:
-        raise ValueError("not a rate")
-    return float(match[1]), _RATE_UNIT_S[match[2]]
+    rate = Rate.parse(text)
+    return rate.count, rate.period_s
 
 
 @dataclass(frozen=True)

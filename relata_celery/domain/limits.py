@@ -57,7 +57,7 @@ class Rate:
         """From ``"60/m"`` (per s, m, h or d). Raises ValueError with what is allowed."""
         match = _RATE.fullmatch(text.strip())
         if match is None or float(match[1]) <= 0:
-            raise ValueError(f'rate is {text!r}, must be a rate such as "60/m" (per s, m, h or d)')
+            raise ValueError(f'{text!r} is not a rate such as "60/m" (per s, m, h or d)')
         return cls.of(float(match[1]), _UNITS[match[2]], burst)
 
     def __str__(self) -> str:
@@ -202,7 +202,7 @@ def as_rate(value: Any, burst: float | None = None) -> Rate | None:
         return value
     if isinstance(value, str):
         return Rate.parse(value, burst)
-    raise ValueError(f'rate is {value!r}, must be a rate such as "60/m" (per s, m, h or d), or None')
+    raise ValueError(f'{value!r} is not a rate such as "60/m" (per s, m, h or d), nor None')
 
 
 def oldest_first(slots: Sequence[Slot]) -> list[Slot]:

@@ -56,7 +56,7 @@ def test_a_rate_is_read_from_text(text: str, count: float, period_s: float) -> N
 
 @pytest.mark.parametrize("text", ["", "60", "0/m", "-1/s", "60/w", "m/60", "1/2/s", "inf/s"])
 def test_a_text_that_is_no_rate_is_refused_with_what_is_allowed(text: str) -> None:
-    with pytest.raises(ValueError, match='must be a rate such as "60/m"'):
+    with pytest.raises(ValueError, match='is not a rate such as "60/m"'):
         Rate.parse(text)
 
 
@@ -68,7 +68,7 @@ def test_a_rate_below_one_still_lets_one_start_at_once() -> None:
 
 @pytest.mark.parametrize("value", [5, 2.5, True, ["60/m"]])
 def test_a_rate_of_another_kind_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match="must be a rate"):
+    with pytest.raises(ValueError, match="is not a rate"):
         as_rate(value)
 
 
