@@ -19,6 +19,8 @@ import click
 _DRIVER_DETAILS = re.compile(
     r"\s*\(configured timeouts: [^)]*\)|, Timeout: [\d.]+s, Topology Description: .*", re.S
 )
+#: The server repeats the whole command that it refuses; its name is enough.
+_REFUSED_COMMAND = re.compile(r"execute command \{ (\w+):.*", re.S)
 _MENDING: tuple[tuple[str, str], ...] = (
     (r"\(code (?:18|8000)\)", "check the user and the password in the broker URL"),
     (r"\(code 13\)", "give its user the role readWrite on this database"),
@@ -73,6 +75,7 @@ def told(exc: Exception) -> tuple[str, str | None]:
     from relata_celery.domain.redact import mask_secrets, one_line
 
     text = _DRIVER_DETAILS.sub("", mask_secrets(str(exc)))
+    text = _REFUSED_COMMAND.sub(r"execute the command \1", text)
     text = "\n".join(one_line(line) for line in text.splitlines())
     for pattern, mending in _MENDING:
         if re.search(pattern, text):

@@ -1,0 +1,76 @@
+"""``relata embedded``: start, stop and status, and commands that run on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relata_celery.embedded import process
+from relata_celery.embedded.place import Place
+from tests.commands import relata
+from tests.mongo import NoMongod, find_mongod
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home of this test's own, whose server is ended whatever the test did to it."""
+    try:
+        monkeypatch.setenv("RELATA_MONGOD", str(find_mongod()))
+    except NoMongod as missing:
+        if os.environ.get("CI"):
+            pytest.fail(str(missing))
+        pytest.skip(str(missing))
+    home = tmp_path / "home"
+    monkeypatch.setenv("RELATA_HOME", str(home))
+    yield home
+    pid = process.running(Place(home), Place(home).state())
+    if pid is not None:
+        since = process.started_at(pid)
+        os.kill(pid, signal.SIGKILL)
+        process.gone(pid, since, 10)
+
+
+def test_status_starts_nothing_and_looks_at_no_configuration(home: Path, tmp_path: Path) -> None:
+    status = relata(None, "embedded", "status", "--json")
+    assert (status.code, status.err, status.json["running"]) == (0, "", False)
+    assert not home.exists()
+    (tmp_path / "own_app.py").write_text(
+        'from celery import Celery\napp = Celery("x")\napp.config_from_object("no_such_module")\n'
+    )
+    status = relata(None, "embedded", "status", app="own_app", folder=tmp_path)
+    assert (status.code, status.out) == (0, f"The embedded MongoDB is not running. Its home is {home}\n")
+    assert not home.exists()
+    stopped = relata(None, "embedded", "stop", "--json")
+    assert (stopped.code, stopped.json["stopped"]) == (0, False)
+
+
+def test_it_is_started_by_command_used_by_other_commands_and_stopped(home: Path) -> None:
+    started = relata(None, "embedded", "start", "--json")
+    assert (started.code, started.json["running"]) == (0, True)
+    assert ":***@127.0.0.1:" in started.json["uri"]
+    assert relata(None, "jobs", "list", "--json").json == []
+    doctor = relata(None, "doctor")
+    assert doctor.code == 0
+    status = relata(None, "embedded", "status")
+    password = Place(home).password()
+    assert password
+    assert f"pid      {started.json['pid']}\n" in status.out
+    assert not any(password in done.out + done.err for done in (started, doctor, status))
+    stopped = relata(None, "embedded", "stop")
+    assert (stopped.code, stopped.out) == (0, "The embedded MongoDB is stopped.\n")
+    assert relata(None, "embedded", "status", "--json").json["running"] is False
+
+
+def test_a_read_starts_it_and_says_what_to_do_when_it_cannot(home: Path) -> None:
+    refusal = relata(None, "stats", env={"RELATA_MONGOD": "/nowhere/mongod"}).refused()
+    assert "RELATA_MONGOD: /nowhere/mongod does not exist" in refusal
+    assert "set RELATA_MONGODB_URI" in refusal
+    doctor = relata(None, "doctor", "--json", env={"RELATA_MONGOD": "/nowhere/mongod"})
+    assert (doctor.code, doctor.json["checks"][0]["name"]) == (1, "configuration")
+    assert relata(None, "stats", "--json").json["total"] == 0
