@@ -117,13 +117,17 @@ class LeasedTask(Task):
         """
         ours = {key: options.pop(key) for key in CALL_OPTIONS if options.get(key) is not None}
         check_task_options(self.name, ours)
-        stored: dict[str, Any] = {"max_attempts": self.max_attempts, **ours}
+        headers = dict(options.pop("headers", None) or {})
+        # What a first publish said goes on to hold for those that repeat it (retry, replace).
+        said = headers.get(HEADER)
+        stored: dict[str, Any] = {
+            "max_attempts": self.max_attempts, **(said if isinstance(said, Mapping) else {}), **ours
+        }  # fmt: skip
         if options.get("countdown") is not None:
             stored["delay_s"] = float(options["countdown"])
-        headers = dict(options.pop("headers", None) or {})
-        headers[HEADER] = {**headers.get(HEADER, {}), **stored}
-        if "countdown" not in options:
-            headers[HEADER].pop("delay_s", None)
+        else:
+            stored.pop("delay_s", None)
+        headers[HEADER] = stored
         if not options.get("queue") and not options.get("exchange") and not options.get("routing_key"):
             queue = self.job_queue or (AI_QUEUE if self.ai else None)
             if queue is not None:
@@ -139,9 +143,9 @@ class LeasedTask(Task):
         self, request: Any = None, args: Any = None, kwargs: Any = None, queue: str | None = None, **options: Any
     ) -> Any:
         request = self.request if request is None else request
-        ours = request.get(HEADER)
-        if isinstance(ours, Mapping):
-            options.setdefault("headers", {HEADER: dict(ours)})
+        # Celery takes every key of the request that it does not know for a header of the caller's.
+        headers = {key: value for key, value in (request.headers or {}).items() if key != REQUEST_KEY}
+        options["headers"] = {**headers, **(options.get("headers") or {})}
         return super().signature_from_request(request, args, kwargs, queue=queue, **options)
 
     # -- executing ------------------------------------------------------------------------------
@@ -158,6 +162,7 @@ class LeasedTask(Task):
             attempt.retry_limit = max_retries + 1
         else:
             max_retries = attempt.ticket.max_attempts - 1
+        attempt.retries_spent = (self.request.retries or 0) + 1 > max_retries
         try:
             return super().retry(*args, max_retries=max_retries, **options)
         finally:
