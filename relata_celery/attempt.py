@@ -42,7 +42,7 @@ from relata_celery.domain.outcome import (
     Snoozed,
     Succeeded,
 )
-from relata_celery.domain.redact import MAX_TEXT, is_panic
+from relata_celery.domain.redact import MAX_TEXT, is_panic, mask_secrets
 from relata_celery.engine.held import StopReason
 
 from .board import BoardReader
@@ -170,6 +170,8 @@ class Attempt:
         self.at_end: list[Callable[[], None]] = []
         #: Attempts that the handler asked for in its own words (``retry(max_retries=...)``).
         self.retry_limit: int | None = None
+        #: Whether it asked once more than that: then its failure is final, whatever its class.
+        self.retries_spent = False
 
     # -- running the handler --------------------------------------------------------------------
 
@@ -295,11 +297,13 @@ class Attempt:
                 followups = tuple(self.capture.followups)
             except Exception as exc:
                 logger.error("job %s: its errbacks cannot be published: %s", self.ticket.job_id, type(exc).__name__)
-        return Failed(info, followups, retry_on_timeout=bool(task.retry_on_timeout))
+        return Failed(
+            info, followups, retry_on_timeout=bool(task.retry_on_timeout), final=self.retries_spent
+        )
 
     def will_retry(self, info: ErrorInfo, task: Any) -> bool:
         """Whether the parent will put the job back for this failure (the same rule as it uses)."""
-        if self.ticket.attempt >= self.ticket.max_attempts:
+        if self.retries_spent or self.ticket.attempt >= self.ticket.max_attempts:
             return False
         if info.error_class is ErrorClass.TIMEOUT:
             return bool(task.retry_on_timeout)
@@ -358,30 +362,49 @@ def _drop_context(exc: BaseException) -> BaseException:
 def shown_exception(exc: BaseException, info: ErrorInfo) -> BaseException:
     """What of a final failure Celery's tracer, log, events and hooks get to see.
 
-    The exception itself when it was raised on purpose, is short, and can be pickled and rebuilt;
-    otherwise a :class:`JobError` with the text that may be shown.
+    The exception itself when it was raised on purpose, is short, shows no credential (nor does what
+    it was raised from, which a log prints too), and can be pickled and rebuilt; otherwise a
+    :class:`JobError` with the text that may be shown.
     """
-    if isinstance(exc, Exception) and not is_panic(exc) and not _chain_has_panic(exc) and _is_portable(exc):
+    if isinstance(exc, Exception) and all(map(_may_be_shown, _chain(exc))) and _is_portable(exc):
         return exc
     return _drop_context(JobError(info.text, error_class=info.error_class).with_traceback(exc.__traceback__))
 
 
-def _chain_has_panic(exc: BaseException) -> bool:
-    seen: set[int] = set()
-    inner = exc.__cause__ or exc.__context__
-    while inner is not None and id(inner) not in seen:
-        if is_panic(inner):
-            return True
-        seen.add(id(inner))
-        inner = inner.__cause__ or inner.__context__
-    return False
+def _chain(exc: BaseException) -> list[BaseException]:
+    """The exception, what it was raised from, and what it groups."""
+    found: dict[int, BaseException] = {}
+    to_see: list[Any] = [exc]
+    while to_see:
+        link = to_see.pop()
+        if isinstance(link, BaseException) and id(link) not in found:
+            found[id(link)] = link
+            grouped = _grouped(link)
+            to_see += [link.__cause__, link.__context__, *(grouped if isinstance(grouped, tuple) else ())]
+    return list(found.values())
 
 
-def _is_portable(exc: Exception) -> bool:
+def _grouped(exc: BaseException) -> Any:
+    try:
+        return getattr(exc, "exceptions", None)
+    except Exception:
+        return None
+
+
+def _may_be_shown(exc: BaseException) -> bool:
+    if is_panic(exc):
+        return False
     try:
         text, shown = str(exc), repr(exc)
         if len(text) > MAX_TEXT or len(shown) > 2 * MAX_TEXT:
             return False
+        return mask_secrets(text) == text and mask_secrets(shown) == shown
+    except Exception:
+        return False
+
+
+def _is_portable(exc: Exception) -> bool:
+    try:
         pickle.loads(pickle.dumps(exc))
     except Exception:
         return False

@@ -19,6 +19,7 @@ from kombu.serialization import dumps, loads
 
 from . import bootstrap
 from .attempt import REQUEST_KEY
+from .domain.errors import JobError
 from .domain.job import JobState
 from .domain.outcome import Encoded
 from .store.client import masked
@@ -147,7 +148,11 @@ class RelataBackend(BaseBackend):
                 "exc_message": _arguments(exception.get("args_json"), stored.error),
                 "exc_module": exception.get("module") or "relata_celery.domain.errors",
             }
-        return self.exception_to_python(described)
+        made = self.exception_to_python(described)
+        if not isinstance(made, Exception):
+            # A SystemExit of the worker's handler must not end the process that asks for the result.
+            made = JobError(f"{described['exc_type']}: {stored.error or 'no text'}")
+        return made
 
     def get_task_meta(self, task_id: str, cache: bool = True) -> Any:
         return super().get_task_meta(task_id, cache=cache)
