@@ -72,6 +72,7 @@ class Deadlines(Background):
             "JobTimeout",
             "relata_celery.domain.errors",
         )
+        self._interrupt(held, StopReason.TIMEOUT)  # of use where nothing can be killed: it may still listen
         if held.control is not None:
             held.control.kill()
         self._settler.settle(
