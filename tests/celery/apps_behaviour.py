@@ -6,6 +6,7 @@ that it talks to. Tasks and signals write what happened to them into ``RELATA_TE
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import os
@@ -199,6 +200,16 @@ def autoretried(self: Any, succeed_at: int) -> int:
     if self.request.retries < succeed_at:
         raise ImportableError("not yet")
     return int(self.request.retries)
+
+
+@task(bind=True)
+def retry_keeps(self: Any) -> list[Any]:
+    """What a call says beside its arguments, in the first attempt and in the second."""
+    seen = [self.request.get("colour"), (self.request.headers or {}).get("colour"), current_job().item_id]
+    journal("retry_keeps", id=self.request.id, seen=seen)
+    if self.request.retries == 0:
+        raise self.retry(countdown=0)
+    return seen
 
 
 @task()
@@ -435,24 +446,26 @@ def leak(kind: str) -> None:
         except KeyError:
             raise ValueError("the record is incomplete")  # noqa: B904
     elif kind == "group":
-        raise _Several("several", [KeyError(SECRET), ValueError("fine")])
-    elif kind == "note":
-        exc = PermanentError("see the note")
-        exc.__notes__ = [SECRET]
-        raise exc
+        raise getattr(builtins, "ExceptionGroup", _Several)("several", [KeyError(SECRET), ValueError("fine")])
     elif kind == "attribute_of_error":
         exc = PermanentError("with an attribute")
         exc.payload = SECRET
         raise exc
     elif kind == "url":
         raise PermanentError(f"cannot reach mongodb://user:{SECRET}@host/db")
+    elif kind == "url_in_cause":
+        try:
+            raise ConnectionError(f"cannot reach mongodb://user:{SECRET}@host/db")
+        except ConnectionError as exc:
+            raise PermanentError("no database") from exc
 
 
 class _Several(Exception):
-    """As an exception group shows itself: with what is inside."""
+    """Stands in for an exception group, before Python 3.11."""
 
     def __init__(self, text: str, inside: list[Exception]) -> None:
-        super().__init__(text, inside)
+        super().__init__(text)
+        self.exceptions = tuple(inside)
 
 
 @task(bind=True, max_attempts=2)

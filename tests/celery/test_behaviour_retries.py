@@ -82,6 +82,21 @@ def test_a_retry_changes_the_arguments(site: Site) -> None:
     only_document(site, result.id)
 
 
+def test_a_retry_keeps_what_the_call_said(site: Site) -> None:
+    result = site.apply(
+        "retry_keeps", headers={"colour": "green"}, item_id="item-7", tags=["a"], priority=6, queue="letters",
+        unique_key="only-one", timeout=50,
+    )  # fmt: skip
+    site.get(result)
+    first, second = site.journal("retry_keeps", id=result.id)
+    assert first["seen"] == second["seen"]
+    assert first["seen"][0] == "green"
+    assert first["seen"][2] == "item-7"
+    document = only_document(site, result.id)
+    assert (document["priority"], document["queue"], document["tags"]) == (6, "letters", ["a"])
+    assert document["message"]["headers"]["relata"]["timeout"] == 50
+
+
 def test_a_retry_need_not_raise(site: Site) -> None:
     result = site.send("retry_quietly")
     assert site.get(result) == "the second attempt's value"
