@@ -7,6 +7,7 @@ the database has accepted it. ``acknowledge`` and ``reject`` are local book-keep
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -23,11 +24,13 @@ from kombu.utils.encoding import safe_repr
 
 from . import bootstrap
 from .attempt import Ticket, trace_job
-from .domain.job import AttemptOutcome, JobState
-from .domain.outcome import Cancelled, Failed, Outcome, Settlement, Succeeded, Verdict, WorkerLost
+from .domain.job import AttemptOutcome, ErrorClass, JobState
+from .domain.outcome import Cancelled, ErrorInfo, Failed, Outcome, Settlement, Succeeded, Verdict, WorkerLost
 from .engine.held import HeldJob, Phase, StopReason
 from .interrupt import ThreadSignal
 from .transport.envelope import HEADER
+
+logger = logging.getLogger("relata_celery")
 
 
 class LeasedRequest(Request):
@@ -50,7 +53,9 @@ class LeasedRequest(Request):
         if self._held is None:
             return
         self._worker = bootstrap.worker_of(self.app)
-        stated = self._options.get("max_attempts") or self.task.max_attempts
+        # Of a document edited into nonsense this raises, before anything has begun with the job.
+        self._limits = self._stated_limits()
+        stated = int(self._options.get("max_attempts") or self.task.max_attempts)
         self._worker.service.adopt(
             self._held, self, max_attempts=stated, retry_on_timeout=self.task.retry_on_timeout
         )
@@ -72,6 +77,20 @@ class LeasedRequest(Request):
         if self.revoked():
             raise TaskRevokedError(self.id)
         self._pool = pool
+        try:
+            return self._apply(pool, held)
+        except Exception as exc:
+            # The pool's own slot comes back only to who raises this; the job is not to blame.
+            text = f"the worker's pool did not take the job: {type(exc).__name__}"
+            logger.error("job %s: %s: %s", self.id, text, exc)
+            state.task_ready(self)
+            self._give_back_slot()
+            self._worker.service.settle(
+                held, Failed(ErrorInfo(ErrorClass.TRANSIENT, text, type(exc).__name__))
+            )
+            raise TaskRevokedError(self.id) from exc
+
+    def _apply(self, pool: Any, held: HeldJob) -> Any:
         return pool.apply_async(
             trace_job,
             args=(
@@ -97,7 +116,7 @@ class LeasedRequest(Request):
             board = self._slot and (self._worker.board.path, *self._slot)
         else:
             self._signal = ThreadSignal(held.lease_deadline)
-        soft, _hard = self._limits()
+        soft, _hard = self._limits
         return Ticket(
             job_id=held.claim.id,
             type=held.job.type,
@@ -113,7 +132,7 @@ class LeasedRequest(Request):
             limits=held.limits,
         )
 
-    def _limits(self) -> tuple[tuple[float, StopReason], float]:
+    def _stated_limits(self) -> tuple[tuple[float, StopReason], float]:
         """The attempt's soft limit with its reason, and its hard limit, in seconds from its start.
 
         Celery's own limits (task, call or ``task_time_limit``) are honoured in every pool; the
@@ -122,11 +141,11 @@ class LeasedRequest(Request):
         settings = self._worker.settings
         timeout = float(self._options.get("timeout") or self.task.timeout or settings.job_timeout)
         time_limit, soft_time_limit = self.time_limits or (None, None)
-        soft_time_limit = soft_time_limit or self.task.soft_time_limit
+        soft_time_limit = float(soft_time_limit or self.task.soft_time_limit or 0)
         time_limit = time_limit or self.task.time_limit
         soft = (timeout, StopReason.TIMEOUT)
         if soft_time_limit and soft_time_limit < timeout:
-            soft = (float(soft_time_limit), StopReason.SOFT_TIMEOUT)
+            soft = (soft_time_limit, StopReason.SOFT_TIMEOUT)
         hard = timeout + settings.timeout_grace
         return soft, min(hard, float(time_limit)) if time_limit else hard
 
@@ -134,7 +153,7 @@ class LeasedRequest(Request):
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         if self._held is not None:
-            soft, hard = self._limits()
+            soft, hard = self._limits
             self._worker.service.begin(self._held, monotonic(), soft=soft, hard_s=hard)
         super().on_accepted(pid, time_accepted)
 
@@ -174,9 +193,7 @@ class LeasedRequest(Request):
         self._finished = True
         held = self._held
         assert held is not None
-        held.ended = True
-        if self._slot is not None:
-            self._worker.board.give_back(*self._slot)
+        self._give_back_slot()
         if threading.current_thread() is threading.main_thread():
             state.task_ready(self, successful=isinstance(outcome, Succeeded))
         else:
@@ -189,8 +206,11 @@ class LeasedRequest(Request):
 
         if isinstance(outcome, WorkerLost):
             outcome = self._with_errbacks(outcome, held)
-        if not self._worker.service.settle(held, outcome, on_verdict):
-            self._worker.service.slot_freed()
+        self._worker.service.end(held, outcome, runtime, on_verdict)
+
+    def _give_back_slot(self) -> None:
+        if self._slot is not None:
+            self._worker.board.give_back(*self._slot)
 
     def _with_errbacks(self, outcome: WorkerLost, held: HeldJob) -> WorkerLost:
         if held.job.attempt < held.max_attempts or not self.errbacks:

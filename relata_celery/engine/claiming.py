@@ -88,6 +88,7 @@ class Claimer(Background):
         self._due_at: float | None = None
         self._hinted = True
         self._backlog = False
+        self._target = 0
         self.pace = Pace()
 
     # -- what to claim from -----------------------------------------------------------------
@@ -124,7 +125,7 @@ class Claimer(Background):
 
     def slot_freed(self) -> None:
         """A held job no longer takes a slot: if more were waiting, claim once half of the room is free."""
-        if self._backlog and self.room() * 2 >= self._most():
+        if self._backlog and self._held.occupying * 2 <= self._target:
             self.wake()
 
     def stop_claiming(self) -> None:
@@ -158,7 +159,8 @@ class Claimer(Background):
         if self._draining:
             self._return_slots()
             return None
-        queues, room = self._queues, min(self.room(), MAX_BATCH)
+        self._target = self._most()
+        queues, room = self._queues, min(self._target - self._held.occupying, MAX_BATCH)
         if not queues or room <= 0:
             self._backlog = self._backlog or self._hinted
             self._return_slots()
@@ -167,7 +169,7 @@ class Claimer(Background):
         claimed = self._claim(queues, room) if self._gate is None else self._claim_admitted(self._gate, queues, room)
         self._backlog = claimed == room
         if self._backlog:
-            return 0.0 if self.room() * 2 >= self._most() else self._poll_s
+            return 0.0 if self._held.occupying * 2 <= self._target else self._poll_s
         if self._gate is None:
             return self._until_next(queues, look_ahead=hinted and not claimed)
         pause = self._until_next(self._gate.open(queues), look_ahead=hinted and not claimed)

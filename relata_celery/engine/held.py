@@ -56,6 +56,7 @@ class HeldJob:
         "killed",
         "lease_deadline",
         "limits",
+        "lingers",
         "max_attempts",
         "phase",
         "retry_on_timeout",
@@ -75,6 +76,8 @@ class HeldJob:
         self.killed = False
         #: Set when the pool says that the attempt's code runs no more, whatever became of the claim.
         self.ended = False
+        #: The claim's end is decided, but its code still runs and takes the slot.
+        self.lingers = False
         #: The limits of which the job was given a slot when it was claimed.
         self.limits: tuple[str, ...] = ()
         self.retry_on_timeout = False
@@ -100,8 +103,7 @@ class Held:
             self._jobs[held.claim.id] = held
             self._occupying += 1
             if before is not None and before.phase is not Phase.SETTLING:
-                before.phase = Phase.SETTLING
-                self._occupying -= 1
+                self._leave(before)
             return before
 
     def begin(self, held: HeldJob, started_at: float) -> None:
@@ -115,17 +117,30 @@ class Held:
         with self._lock:
             if held.phase is Phase.SETTLING:
                 return False
-            held.phase = Phase.SETTLING
-            self._occupying -= 1
+            self._leave(held)
             return True
+
+    def end(self, held: HeldJob) -> None:
+        """The pool is done with this attempt's code: its slot is free, whatever became of the claim."""
+        with self._lock:
+            held.ended = True
+            if held.lingers:
+                held.lingers = False
+                self._occupying -= 1
+
+    def _leave(self, held: HeldJob) -> None:
+        held.phase = Phase.SETTLING
+        if held.started_at is not None and not held.ended:
+            held.lingers = True
+        else:
+            self._occupying -= 1
 
     def remove(self, held: HeldJob) -> None:
         with self._lock:
             if self._jobs.get(held.claim.id) is held:
                 del self._jobs[held.claim.id]
             if held.phase is not Phase.SETTLING:
-                held.phase = Phase.SETTLING
-                self._occupying -= 1
+                self._leave(held)
 
     def __contains__(self, held: HeldJob) -> bool:
         return self._jobs.get(held.claim.id) is held

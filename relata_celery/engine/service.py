@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic
 
 from relata_celery.domain.events import Event
 from relata_celery.domain.job import JobState
@@ -159,9 +158,24 @@ class LeaseService:
         self.held.begin(held, started_at)
         self.deadlines.wake_if_idle()
 
+    def end(
+        self, held: HeldJob, outcome: Outcome, ran_s: float | None, on_verdict: OnVerdict | None = None
+    ) -> bool:
+        """The pool is done with the attempt, which came to this after running for ``ran_s`` seconds.
+
+        Its slot is free now; the write and its verdict follow. False if its end was decided before.
+        """
+        self.held.end(held)
+        if ran_s is not None:
+            self.claimer.pace.observe(ran_s)
+        if self.settle(held, outcome, on_verdict):
+            return True
+        if self.gate is not None and self.gate.holding:
+            self.claimer.wake()
+        return False
+
     def settle(self, held: HeldJob, outcome: Outcome, on_verdict: OnVerdict | None = None) -> bool:
-        """The attempt came to this. Frees its slot now; the write and its verdict follow."""
-        self._observe(held)
+        """The claim's end is this, whether or not its code still runs. False if it was decided before."""
 
         def concluded(settlement: Settlement, verdict: Verdict) -> None:
             if verdict.accepted and settlement.state is JobState.QUEUED:
@@ -196,15 +210,5 @@ class LeaseService:
         if held.control is not None and held.started_at is not None:
             self.deadlines.doom(held.control)
 
-    def slot_freed(self) -> None:
-        """The pool is done with an attempt whose end was decided before."""
-        self.claimer.slot_freed()
-        if self.gate is not None and self.gate.holding:
-            self.claimer.wake()
-
     def running(self) -> list[HeldJob]:
         return self.held.snapshot(lambda held: held.phase is Phase.RUNNING)
-
-    def _observe(self, held: HeldJob) -> None:
-        if held.started_at is not None:
-            self.claimer.pace.observe(monotonic() - held.started_at)

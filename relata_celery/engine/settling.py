@@ -18,7 +18,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from relata_celery.domain.errors import StoreError, StoreUnavailable
@@ -36,6 +36,9 @@ logger = logging.getLogger("relata_celery")
 OnVerdict = Callable[[Settlement, Verdict], None]
 FollowupToJob = Callable[[Mapping[str, Any]], NewJob]
 
+#: A busy worker writes its outcomes at most once in this time, in seconds. A write costs the parent
+#: about 1 ms of processor time whatever it holds, and 3 to 5 ms until MongoDB has it in its journal.
+GATHER_S = 0.01
 #: Before an outcome is tried again that MongoDB refused, in seconds.
 REFUSED_PAUSE_S = 2.0
 #: Most settlements in one write: keeps a flush's documents well below MongoDB's 48 MB message limit.
@@ -77,6 +80,7 @@ class Settler(Background):
         self._followup_to_job = followup_to_job
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
+        self._flushed_at = 0.0
         self._idle = threading.Event()
         self._idle.set()
 
@@ -123,6 +127,9 @@ class Settler(Background):
             batch = self._pending[:MAX_BATCH]
         if not batch:
             return None
+        self._gather(len(batch))
+        with self._lock:
+            batch = self._pending[:MAX_BATCH]
         try:
             verdicts = self._queue.settle([entry.settlement for entry in batch])
         except StoreUnavailable:
@@ -131,6 +138,16 @@ class Settler(Background):
             return self._settle_singly(batch, exc)
         self._conclude(batch, verdicts)
         return 0.0 if self._pending else None
+
+    def _gather(self, waiting: int) -> None:
+        """Let a busy worker's outcomes come together: their slots are free already, only the write waits.
+
+        An outcome that comes alone, longer than ``GATHER_S`` after the last, is written at once.
+        """
+        since_s = monotonic() - self._flushed_at
+        if waiting < MAX_BATCH and since_s < GATHER_S and not self.stopping:
+            sleep(GATHER_S - since_s)
+        self._flushed_at = monotonic()
 
     def _push(self, entry: _Pending) -> None:
         with self._lock:

@@ -212,6 +212,20 @@ def test_no_more_jobs_are_claimed_than_slots_are_free(bench: Callable[..., Bench
     assert b.jobs.queue_size("q") == 7
 
 
+def test_the_slot_of_code_that_does_not_stop_is_not_filled_before_it_ends(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    b.slots = 1
+    b.publish("stubborn", "next")
+    wait_until(lambda: b.delivered, message="the first is claimed")
+    held = b.delivered[0]
+    b.begin(held, soft=(0.05, StopReason.TIMEOUT), hard_s=0.1)
+    wait_until(lambda: b.state(held.claim.id) is JobState.FAILED, message="its time ran out")
+    assert b.service.claimer.room() == 0
+    assert len(b.delivered) == 1
+    b.service.end(held, Succeeded(), 5.0)
+    wait_until(lambda: len(b.delivered) == 2, message="the next is claimed when the code has ended")
+
+
 def test_short_jobs_are_claimed_ahead_and_none_behind_a_slow_one(bench: Callable[..., Bench]) -> None:
     b = bench(claim_ahead_s=0.1)
     claimer = b.service.claimer

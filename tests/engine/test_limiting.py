@@ -85,9 +85,7 @@ class Worker:
 
     def succeed(self, *ids: str) -> None:
         for job_id in ids:
-            held = self.held(job_id)
-            held.ended = True
-            self.service.settle(held, Succeeded())
+            self.service.end(self.held(job_id), Succeeded(), 0.1)
         self.service.settler.step()
 
     def publish(self, queue: str, *ids: str, **fields: Any) -> None:
@@ -224,8 +222,7 @@ def test_the_slot_of_an_attempt_that_was_taken_away_stays_until_its_code_has_end
     w.service.lose(w.held("a"), StopReason.LEASE_LOST, "a test")
     assert w.round() == []
     assert w.in_use() == 1
-    w.held("a").ended = True
-    w.service.slot_freed()
+    w.service.end(w.held("a"), Succeeded(), 0.1)
     assert w.round() == ["b"]
 
 
