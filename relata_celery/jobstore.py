@@ -81,7 +81,7 @@ class JobStore:
         return self.jobs.retry(_several(job_id))
 
     def stats(self) -> Totals:
-        """Counts by queue, state and type, and the age of the oldest due job."""
+        """Counts by state, leases that ran out, follow-ups that wait; per queue see :class:`~relata_celery.store.stats.Stats`."""
         return Stats(self.jobs.database).totals()
 
 

@@ -11,13 +11,12 @@ from typing import Any
 from pymongo import UpdateOne
 from pymongo.collection import Collection as MongoCollection
 from pymongo.errors import BulkWriteError
-from pymongo.read_concern import ReadConcern
 
 from relata_celery.domain.job import ErrorClass, Job, JobState
 
 from . import by_hand_queries as queries
 from .by_hand_queries import JobFilter
-from .client import LOCAL, MAJORITY, Database, Document, translated
+from .client import MAJORITY, Database, Document, translated
 from .codec import COLLECTION, job_from_document
 from .indexes import ensure_indexes
 from .job_queries import QUEUED
@@ -45,17 +44,21 @@ class ByHand:
         self._retention_failed_s = retention_failed_s
         self._prepared_pid = 0
 
-    def _jobs(self, read: ReadConcern = LOCAL) -> MongoCollection[Document]:
+    def _read(self) -> MongoCollection[Document]:
+        """The collection for looking only: what a majority has, and nothing is built for it."""
+        return self.database.collection(COLLECTION, read=MAJORITY)
+
+    def _jobs(self) -> MongoCollection[Document]:
         """The collection; its indexes are built at this process's first use of it."""
         if self._prepared_pid != os.getpid():
             ensure_indexes(self.database)
             self._prepared_pid = os.getpid()
-        return self.database.collection(COLLECTION, read=read)
+        return self.database.collection(COLLECTION)
 
     def get(self, job_id: str) -> Job | None:
         """The job, also when its document was edited into nonsense; None when there is none."""
         with translated():
-            document = self._jobs(MAJORITY).find_one({"_id": job_id})
+            document = self._read().find_one({"_id": job_id})
         return None if document is None else job_from_document(document)
 
     def find(
@@ -82,7 +85,7 @@ class ByHand:
             states, types, queues, error_class, item_id, tag, text, created_since, created_until
         )
         with translated():
-            cursor = self._jobs(MAJORITY).find(
+            cursor = self._read().find(
                 where.query(), sort=queries.order(sort), skip=skip, limit=limit
             )
             return [job_from_document(document) for document in cursor]
@@ -105,12 +108,11 @@ class ByHand:
             states, types, queues, error_class, item_id, tag, text, created_since, created_until
         )
         with translated():
-            return self._jobs(MAJORITY).count_documents(where.query())
+            return self._read().count_documents(where.query())
 
     def queue_size(self, queue: str) -> int:
         """Jobs that wait in this queue, due or not; counted from the claim index's keys alone."""
         query = {"state": QUEUED, "queue": queue}
-        self._jobs()
         return int(self.database.command({"count": COLLECTION, "query": query})["n"])
 
     def cancel(
