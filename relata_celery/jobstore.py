@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +11,17 @@ from . import bootstrap
 from .domain.job import ErrorClass, Job, JobState
 from .store.by_hand import Change
 from .store.jobs import Jobs
-from .store.stats import Stats, Totals
+from .store.stats import QueueDepth, Stats
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """Counts of one moment. ``expired_leases`` wait for a reaper, ``pending_followups`` to be published."""
+
+    by_state: Mapping[JobState, int]
+    queues: tuple[QueueDepth, ...]
+    expired_leases: int
+    pending_followups: int
 
 
 class JobStore:
@@ -80,9 +91,11 @@ class JobStore:
         """Queue failed or cancelled jobs again, due now, with all their attempts; history is kept."""
         return self.jobs.retry(_several(job_id))
 
-    def stats(self) -> Totals:
-        """Counts by state, leases that ran out, follow-ups that wait; per queue see :class:`~relata_celery.store.stats.Stats`."""
-        return Stats(self.jobs.database).totals()
+    def stats(self) -> StoreStats:
+        """What stands in the database now: jobs by state, and each queue that has queued or running jobs."""
+        stats = Stats(self.jobs.database)
+        totals = stats.totals()
+        return StoreStats(totals.by_state, tuple(stats.depths()), totals.expired_leases, totals.pending_followups)
 
 
 def _several(value: Any) -> Any:
