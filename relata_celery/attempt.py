@@ -109,11 +109,10 @@ def trace_job(
         return 1, (LeaseForfeited("given back before it began"), None), 0.0
     app = current_app._get_current_object()
     try:
-        args, kwargs, embed = _decode(app, body, content_type, content_encoding)
+        args, kwargs, attempt.embed = _checked_body(_decode(app, body, content_type, content_encoding))
     except Exception as exc:
         text = f"message cannot be decoded: {type(exc).__name__}: {exc}"[:500]
         return 1, (Failed(ErrorInfo(ErrorClass.PERMANENT, text, "DecodeError", "kombu.exceptions")), None), 0.0
-    attempt.embed = embed or {}
     request[REQUEST_KEY] = attempt
     trace = fast_trace_task if app.use_fast_trace_task else trace_task_ret
     shown: Any = None
@@ -139,6 +138,21 @@ def _decode(app: Any, body: Any, content_type: str | None, content_encoding: str
         return body
     accept = prepare_accept_content(app.conf.accept_content)
     return loads_message(body, content_type, content_encoding, accept=accept)
+
+
+def _checked_body(body: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+    """Arguments, keywords, and what is to follow; ValueError when a body edited by hand holds none of these."""
+    args, kwargs, embed = body
+    embed = embed or {}
+    if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping) or not isinstance(embed, Mapping):
+        raise ValueError("its body is not a list of arguments, keywords and follow-ups")
+    for name in ("callbacks", "errbacks", "chain"):
+        steps = embed.get(name) or []
+        if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
+            raise ValueError(f"its {name} are not a list of signatures")
+    if not isinstance(embed.get("chord") or {}, Mapping):
+        raise ValueError("its chord is not a signature")
+    return args, kwargs, embed
 
 
 def _outside_handler(app: Any, name: str, failed: int, shown: Any) -> Outcome:
