@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from celery import Celery
 from celery.result import AsyncResult
 from pymongo.database import Database
 
+from relata_celery import LimitTimeout, acquire_ai
 from relata_celery.store.client import connect
 from relata_celery.store.limits import Limits
 from tests.celery.apps_limits import make_app
@@ -192,7 +194,7 @@ def test_the_slot_of_a_killed_pool_process_comes_back_with_its_lease(
     wait_until(lambda: len(notes(tmp_path, "slot")) == 1, message="it runs")
     (pid,) = [int(file.stem) for file in tmp_path.glob("*.notes")]
     assert pid in serving.children()
-    _kill(pid)
+    os.kill(pid, signal.SIGKILL)
     app.control.revoke(running.id)
     wait_done(database, send(app, "with_slot", 1, 0.0), timeout=30)
 
@@ -210,12 +212,59 @@ def test_the_rate_holds_for_the_whole_fleet(
     assert begun[-1] - begun[0] > 2.7
 
 
+# ---------------------------------------------------------------- without a worker
+
+
+def test_acquire_ai_works_outside_of_jobs(app: Celery, limits: Limits) -> None:
+    with acquire_ai(app=app) as slot:
+        assert slot.held
+        assert _in_use(limits) == 1
+        with pytest.raises(LimitTimeout):
+            acquire_ai(app=app, timeout=0)
+        assert acquire_ai("openai", app=app, timeout=0).held, "another name has slots of its own"
+        slot.release()
+        assert _in_use(limits) == 0
+        slot.release()
+    assert not slot.held
+
+
+def test_a_slot_is_renewed_while_it_is_held(app: Celery, limits: Limits) -> None:
+    app.conf.relata_lease_duration = 1.0
+
+    def until() -> Any:
+        found = limits.get("ai")
+        assert found is not None
+        assert found.in_use == 1
+        return found.slots[0].until
+
+    with acquire_ai(app=app):
+        first = until()
+        wait_until(lambda: (until() - first).total_seconds() > 1.5, message="it outlives its first lease")
+    assert _in_use(limits) == 0
+
+
+def test_a_slot_that_its_holder_forgot_is_given_back(app: Celery, limits: Limits) -> None:
+    slot = acquire_ai(app=app)
+    assert _in_use(limits) == 1
+    del slot
+    wait_until(lambda: _in_use(limits) == 0)
+
+
+def test_a_job_applied_without_a_worker_takes_one_slot_however_deep(app: Celery, limits: Limits) -> None:
+    def inner() -> int:
+        with acquire_ai(timeout=0, app=app), acquire_ai(timeout=0, app=app):
+            return _in_use(limits)
+
+    assert app.task(name="inner")(inner).apply().get() == 1
+    assert _in_use(limits) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": -1}, {"tokens": -1}, {"tokens": 1.5}, {"name": ""}, {"name": 5}])
+def test_wrong_arguments_are_refused(app: Celery, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        acquire_ai(app=app, **wrong)
+
+
 def _in_use(limits: Limits) -> int:
     found = limits.get("ai")
     return 0 if found is None else found.in_use
-
-
-def _kill(pid: int) -> None:
-    import os
-
-    os.kill(pid, signal.SIGKILL)
