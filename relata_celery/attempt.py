@@ -42,7 +42,7 @@ from relata_celery.domain.outcome import (
     Snoozed,
     Succeeded,
 )
-from relata_celery.domain.redact import MAX_TEXT, is_panic, mask_secrets
+from relata_celery.domain.redact import MAX_TEXT, clean, is_panic, mask_secrets
 from relata_celery.engine.held import StopReason
 
 from .board import BoardReader
@@ -284,7 +284,11 @@ class Attempt:
         return _drop_context(Retry(error.text if error else None, exc=shown, when=exc.when))
 
     def _reject(self, task: Any, exc: Reject) -> BaseException:
-        reason = describe(exc.reason, task.__module__).text if isinstance(exc.reason, BaseException) else "Reject"
+        reason = "no reason given"
+        if isinstance(exc.reason, BaseException):
+            reason = describe(exc.reason, task.__module__).text
+        elif isinstance(exc.reason, str):
+            reason = clean(exc.reason)
         if exc.requeue:
             self.outcome = RetryRequested(
                 0.0, ErrorInfo(ErrorClass.TRANSIENT, f"rejected by its handler, to be redelivered: {reason}")

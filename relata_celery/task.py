@@ -61,8 +61,11 @@ class LeasedTask(Task):
         # they are options of ours, kept under names of ours.
         for option, ours in (("queue", "job_queue"), ("priority", "job_priority")):
             if option in cls.__dict__:
-                setattr(cls, ours, cls.__dict__[option])
+                stated = cls.__dict__[option]
                 delattr(cls, option)
+                # A class is bound more than once, and Celery puts its default where nothing stands.
+                if stated is not None and ours not in cls.__dict__:
+                    setattr(cls, ours, stated)
         if not cls.__dict__.get("_options_checked"):
             _refuse_unknown(cls)
         return super().bind(app)
