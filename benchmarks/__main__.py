@@ -110,6 +110,8 @@ def main(
     keep: bool,
 ) -> None:
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)  # of a file or a pipe nobody knows the width
     measures = split(only, TABLES, "--only")
     chosen = split(contenders, CONTENDERS, "--contenders") or list(CONTENDERS)
     rounds = rounds or (1 if quick else 3)

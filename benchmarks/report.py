@@ -73,7 +73,7 @@ def show(results: Results, console: Console) -> None:
         if len(columns) > 4:
             shown.add_column("")
             for contender in contenders:
-                shown.add_column(titles[contender], justify="right")
+                shown.add_column(contender, justify="right")
             for column in columns:
                 shown.add_row(column, *(cell(column, contender) for contender in contenders))
         else:

@@ -27,6 +27,8 @@ class Sizes:
     bulk: int = 10_000
     drain: int = 5_000
     probes: int = 400
+    early_probes: int = 40
+    settle_s: float = 12.0
     idle_workers: int = 10
     idle_s: float = 15.0
     fleet: int = 8
@@ -40,6 +42,8 @@ QUICK = Sizes(
     bulk=1_000,
     drain=600,
     probes=60,
+    early_probes=20,
+    settle_s=7.0,
     idle_workers=3,
     idle_s=4.0,
     fleet=3,
@@ -79,10 +83,12 @@ class Space:
             raise RuntimeError(f"the producer ended with {done.returncode}:\n{last}")
         return float(done.stdout.split()[-1])
 
-    def produce_paced(self, jobs: int, rate: float) -> int:
-        """Probes at ``rate`` a second; how many jobs that makes."""
-        self.produce("paced", jobs, rate)
-        return jobs + WARM_UP
+    def delays_ms(self, probes: int, rate: float) -> list[float]:
+        """Send so many probes at ``rate`` a second; what each waited for its start."""
+        before = self.tally.count().jobs
+        self.produce("paced", probes, rate)
+        self.drained(before + WARM_UP + probes)
+        return self.tally.new_delays_ms()
 
     # -- working ---------------------------------------------------------------------------------
 

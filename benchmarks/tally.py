@@ -85,6 +85,7 @@ class Tally:
         self.folder = folder
         folder.mkdir(parents=True)
         self._pages: dict[str, mmap.mmap] = {}
+        self._given: dict[str, int] = {}
 
     def workers_ready(self) -> int:
         return len(list(self.folder.glob("*.ready")))
@@ -102,19 +103,20 @@ class Tally:
             return Count(0, 0, 0)
         return Count(sum(h[0] for h in heads), min(h[1] for h in heads), max(h[2] for h in heads))
 
-    def delays_ms(self) -> list[float]:
-        """From the producer's call to the task's start, of every probe that ran, in no order."""
-        heads = self._heads()
-        return [
-            DELAY.unpack_from(page, HEAD.size + place * DELAY.size)[0]
-            for head, page in zip(heads, self._pages.values(), strict=True)
-            for place in range(head[3])
-        ]
+    def new_delays_ms(self) -> list[float]:
+        """From the producer's call to the task's start, of every probe that ran since the last time this was asked."""
+        found: list[float] = []
+        for head, (name, page) in zip(self._heads(), self._pages.items(), strict=True):
+            for place in range(self._given.get(name, 0), head[3]):
+                found += DELAY.unpack_from(page, HEAD.size + place * DELAY.size)
+            self._given[name] = head[3]
+        return found
 
     def clear(self) -> None:
         """Forget what processes that have ended did."""
         for page in self._pages.values():
             page.close()
         self._pages.clear()
+        self._given.clear()
         for path in [*self.folder.glob("*.tally"), *self.folder.glob("*.ready")]:
             path.unlink()

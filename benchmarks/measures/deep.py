@@ -14,7 +14,7 @@ from benchmarks.space import Space, space
 from .base import Arena, Reading, Step, Table, percentile
 
 BATCH = 32
-CLAIMS = 60
+CLAIMS = 30
 
 TABLES = {
     "deep": Table("Drain (prefork 2) with so many jobs queued behind", "jobs/s", True),
@@ -26,16 +26,18 @@ def measure(arena: Arena, contender: Contender) -> Iterator[Reading]:
     sizes = arena.sizes
     with space(contender, arena.servers, arena.folder) as here:
         here.produce("later", sizes.future)
-        yield Reading(f"none, {sizes.future:,} future jobs beside", _drain(here, sizes.deep_drain, behind=0))
+        here.produce("in_bulk", sizes.deep_drain)
+        yield Reading(f"none, {sizes.future:,} future jobs beside", _drain(here, sizes.deep_drain))
     with space(contender, arena.servers, arena.folder) as here:
         for behind in sizes.deep:
-            yield Reading(f"{behind:,}", _drain(here, sizes.deep_drain, behind))
+            _fill(here, sizes.deep_drain + behind)
+            yield Reading(f"{behind:,}", _drain(here, sizes.deep_drain))
+            _fill(here, behind)
             yield from _claims(here, behind)
 
 
-def _drain(here: Space, jobs: int, behind: int) -> float:
-    """The rate at which the first ``jobs`` of a queue of ``jobs + behind`` are run."""
-    _fill(here, jobs + behind)
+def _drain(here: Space, jobs: int) -> float:
+    """The rate at which a new worker runs the first so many jobs."""
     here.start_workers(PREFORK_2)
     count = here.drained(jobs)
     here.stop_workers()
@@ -43,6 +45,7 @@ def _drain(here: Space, jobs: int, behind: int) -> float:
 
 
 def _fill(here: Space, jobs: int) -> None:
+    """Add jobs until so many are queued."""
     waiting = here.server.client[here.name]["relata_jobs"].count_documents({"state": "queued"})
     if jobs > waiting:
         here.produce("in_bulk", jobs - waiting)
@@ -51,7 +54,6 @@ def _fill(here: Space, jobs: int) -> None:
 def _claims(here: Space, behind: int) -> Iterator[Reading]:
     from relata_celery.bootstrap import open_stores
 
-    _fill(here, behind)
     jobs = open_stores(here.server.uri(here.name)).jobs
     for size in (1, BATCH):
         took_ms = []

@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from benchmarks.contenders.base import PREFORK_2, Contender, Pool
-from benchmarks.space import Space, space
+from benchmarks.producer import WARM_UP
+from benchmarks.space import space
 
 from .base import Arena, Reading, Step, Table, percentile
 
@@ -14,7 +15,10 @@ RATE = 20.0
 
 TABLES = {
     "latency": Table(
-        "From the producer's call to the start of the job, 20 jobs/s, idle worker (prefork 2)", "ms", False
+        "From the producer's call to the start of the job, 20 jobs/s, idle worker (prefork 2)",
+        "ms",
+        False,
+        "After the worker has had nothing to do for a while; and, apart, in its very first seconds.",
     ),
     "latency-idle": Table("The same with many idle workers (prefork 1 each)", "ms", False),
     "idle": Table(
@@ -28,56 +32,54 @@ TABLES = {
 
 
 def measure(arena: Arena, contender: Contender) -> Iterator[Reading]:
+    sizes = arena.sizes
     with space(contender, arena.servers, arena.folder) as here:
         here.start_workers(PREFORK_2)
-        yield from _delays(here, arena.sizes.probes)
+        early = here.delays_ms(sizes.early_probes, RATE)
+        time.sleep(sizes.settle_s)
+        yield from _percentiles(here.delays_ms(sizes.probes, RATE))
+        yield Reading("p50, worker just started", percentile(early, 0.5))
 
 
 def measure_idle_workers(arena: Arena, contender: Contender) -> Iterator[Reading]:
-    workers = arena.sizes.idle_workers
+    sizes, workers = arena.sizes, arena.sizes.idle_workers
     with space(contender, arena.servers, arena.folder) as here:
         here.start_workers(Pool("prefork", 1), workers)
+        time.sleep(sizes.settle_s)
         before = here.server.operations()
-        jobs = 0
-        for reading in _delays(here, arena.sizes.probes):
-            yield Reading(f"{reading.column}, {workers} workers", reading.value)
-            jobs = arena.sizes.probes
-        yield from _operations(here, before, jobs, f"per job, {workers} workers")
+        delays = here.delays_ms(sizes.probes, RATE)
+        after = here.server.operations()
+        yield from _percentiles(delays, f", {workers} workers")
+        yield from _operations(before, after, sizes.probes + WARM_UP, f"per job, {workers} workers")
 
 
 def measure_idle(arena: Arena, contender: Contender) -> Iterator[Reading]:
     sizes = arena.sizes
     with space(contender, arena.servers, arena.folder) as here:
         here.start_workers(PREFORK_2)
-        here.drained(here.produce_paced(5, RATE))  # all that is made once has been made
-        before = here.server.operations()
-        cpu_s = here.server.cpu_seconds(), here.worker_cpu_seconds()
+        here.delays_ms(5, RATE)  # all that is made once has been made
+        time.sleep(sizes.settle_s)
+        server, before = here.server, here.server.operations()
+        server_s, worker_s = server.cpu_seconds(), here.worker_cpu_seconds()
         time.sleep(sizes.idle_s)
-        yield from _operations(here, before, sizes.idle_s, "per idle second")
-        yield Reading(
-            "server CPU ms per idle second", _per_s(here.server.cpu_seconds() - cpu_s[0], sizes.idle_s)
-        )
-        yield Reading(
-            "worker CPU ms per idle second", _per_s(here.worker_cpu_seconds() - cpu_s[1], sizes.idle_s)
-        )
-        before = here.server.operations()
-        jobs = here.produce_paced(sizes.probes, RATE)
-        yield from _operations(here, before, jobs, "per job, 1 worker")
+        idle = server.operations()
+        yield from _operations(before, idle, sizes.idle_s, "per idle second")
+        for what, spent_s in (
+            ("server", server.cpu_seconds() - server_s),
+            ("worker", here.worker_cpu_seconds() - worker_s),
+        ):
+            yield Reading(f"{what} CPU ms per idle second", spent_s * 1000 / sizes.idle_s)
+        before = server.operations()
+        here.delays_ms(sizes.probes, RATE)
+        yield from _operations(before, server.operations(), sizes.probes + WARM_UP, "per job, 1 worker")
 
 
-def _per_s(cpu_s: float, seconds: float) -> float:
-    return cpu_s * 1000 / seconds
-
-
-def _delays(here: Space, probes: int) -> Iterator[Reading]:
-    here.drained(here.produce_paced(probes, RATE))
-    delays = here.tally.delays_ms()
+def _percentiles(delays: list[float], what: str = "") -> Iterator[Reading]:
     for name, part in (("p50", 0.50), ("p95", 0.95), ("p99", 0.99)):
-        yield Reading(name, percentile(delays, part))
+        yield Reading(name + what, percentile(delays, part))
 
 
-def _operations(here: Space, before: dict[str, int], per: float, what: str) -> Iterator[Reading]:
-    after = here.server.operations()
+def _operations(before: dict[str, int], after: dict[str, int], per: float, what: str) -> Iterator[Reading]:
     kinds = {kind: (after[kind] - number) / per for kind, number in before.items()}
     yield Reading(f"all {what}", sum(kinds.values()), "idle")
     yield Reading(f"queries {what}", kinds["query"], "idle")

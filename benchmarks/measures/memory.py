@@ -18,7 +18,7 @@ TABLES = {"memory": Table("Memory of the worker's parent (prefork 2)", "MB", Fal
 def measure(arena: Arena, contender: Contender) -> Iterator[Reading]:
     with space(contender, arena.servers, arena.folder) as here:
         here.start_workers(PREFORK_2)
-        here.drained(here.produce_paced(5, 20.0))
+        here.delays_ms(5, 20.0)  # what is loaded with the first job has been loaded
         parent = here.workers[0].pid
         yield Reading("idle", rss_mb(parent))
         done = here.tally.count().jobs
