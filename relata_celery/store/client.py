@@ -40,6 +40,7 @@ Document = dict[str, Any]
 
 DEFAULT_DATABASE = "relata"
 CALL_TIMEOUT_S = 8.0
+CLOSE_TIMEOUT_S = 1.0
 #: A clock estimate older than this is asked for again: quartz drifts a few ms in this time.
 CLOCK_REFRESH_S = 60.0
 MINIMUM_VERSION = (5, 0)
@@ -188,7 +189,9 @@ class _Clients:
         with self._lock:
             client = self._open.pop((os.getpid(), uri), None)
         if client is not None:
-            client.close()
+            # It says goodbye to the server first, and would wait for one that is away.
+            with pymongo.timeout(CLOSE_TIMEOUT_S):
+                client.close()
 
     def close_all(self) -> None:
         for _, uri in list(self._open):
