@@ -92,6 +92,8 @@ class Background:
             self._wait(pause)
 
     def _after_failure(self, text: str, *, unexpected: bool) -> float:
+        if self._stopping:  # its client may be closed by now: nothing to tell, nothing to try again
+            return 0.0
         self._failures += 1
         longest_s = min(0.1 * 2.0 ** min(self._failures, 6), MAX_BACKOFF_S)
         pause = longest_s * (0.5 + self._random() / 2)
