@@ -53,6 +53,7 @@ def relata(
     if uri is not None:
         environment["RELATA_MONGODB_URI"] = uri
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment["COLUMNS"] = "200"  # whatever terminal, or none, the tests run in
     environment.update(env or {})
     done = subprocess.run(
         [sys.executable, "-m", "celery", "-A", app, "relata", *arguments],
