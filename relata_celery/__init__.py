@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .ai import acquire_ai
     from .attempt import current_job
     from .jobstore import JobStore
+    from .publishing import bulk
     from .task import LeasedTask, job
 
     app: Celery
@@ -55,6 +56,7 @@ _LAZY = {
     "JobStore": ".jobstore",
     "LeasedTask": ".task",
     "acquire_ai": ".ai",
+    "bulk": ".publishing",
     "current_job": ".attempt",
     "job": ".task",
 }
@@ -92,6 +94,7 @@ __all__ = [
     "TransientError",
     "acquire_ai",
     "app",
+    "bulk",
     "current_job",
     "job",
 ]

@@ -172,6 +172,16 @@ class LeasedTask(Task):
             # Celery remembers the limit on the task, where it would reach the next job.
             self.__dict__.pop("override_max_retries", None)
 
+    def replace(self, sig: Any) -> Any:
+        """Put a signature in this job's place, as Celery's ``Task.replace``.
+
+        What it publishes is part of this attempt's outcome: it happens once, and only if that is accepted.
+        """
+        attempt: Attempt | None = self.request.get(REQUEST_KEY)
+        if attempt is None:
+            return super().replace(sig)
+        return attempt.replacing(lambda: super(LeasedTask, self).replace(sig))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request
         attempt: Attempt | None = request.get(REQUEST_KEY)

@@ -147,7 +147,8 @@ class NewJob:
     """What a publisher hands to the store: everything of a job that it does not fill in itself.
 
     ``run_at`` is an absolute time chosen by the publisher (Celery's ``eta``); ``delay_s`` counts
-    from the server's now and wins over it. With neither, the job is due at once.
+    from the server's now and wins over it. With neither, the job is due at once. ``failure`` (error,
+    error_class, exception, retention_s) says that it will not be run, as a step before it failed.
     """
 
     id: str
@@ -165,6 +166,7 @@ class NewJob:
     root_id: str | None = None
     parent_id: str | None = None
     group_id: str | None = None
+    failure: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

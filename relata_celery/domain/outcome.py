@@ -45,12 +45,17 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """The handler returned. ``ignored`` when it raised Celery's ``Ignore``: done, no result to keep."""
+    """The handler returned. ``ignored`` when it raised Celery's ``Ignore``: done, no result to keep.
+
+    ``replaced`` when it put a workflow in its place, of which the last step will be published under the
+    job's own id.
+    """
 
     result: Encoded | None = None
     followups: tuple[Mapping[str, Any], ...] = ()
     duration_ms: int | None = None
     ignored: bool = False
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,7 @@ class Settlement:
     ``message`` replaces the stored message, ``restart`` starts counting attempts anew.
     For a terminal state ``expire_at`` becomes the server's now plus ``retention_s``
     (None: kept for ever). ``delete`` removes the document instead (plain Celery tasks).
+    ``placeholder`` has the next job that is published under this id take the document's place.
     """
 
     claim: Claim
@@ -177,6 +183,7 @@ class Settlement:
     duration_ms: int | None = None
     retention_s: float | None = None
     ignored: bool = False
+    placeholder: bool = False
     delete: bool = False
 
 

@@ -53,6 +53,7 @@ def decide(
             result=outcome.result,
             followups=outcome.followups,
             ignored=outcome.ignored,
+            placeholder=outcome.replaced,
             retention_s=retention_succeeded_s,
         )
     if isinstance(outcome, Failed):

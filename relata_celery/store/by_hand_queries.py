@@ -112,7 +112,7 @@ def retry() -> Pipeline:
 
     ``expires_at`` goes: a person who asks for another run does not want it refused as too late.
     """
-    cleared = ("result", "ignored", "forgotten", "error", "error_class", "exception", "custom")
+    cleared = ("result", "ignored", "placeholder", "forgotten", "error", "error_class", "exception", "custom")
     ended = ("finished_at", "expire_at", "expires_at", "cancel_requested", "lease")
     return [
         {

@@ -69,6 +69,7 @@ FIELDS: Mapping[str, str] = {
     "snoozes": "int: how often it was put back without spending an attempt",
     "result": "{content_type str, content_encoding str, body str or bytes}",
     "ignored": "bool: the handler ended without a result to keep",
+    "placeholder": "bool: the next job published under this id takes this document's place",
     "error": "str: the last error's text; none once succeeded",
     "error_class": "str: an ErrorClass; none once succeeded",
     "exception": "{type str, module str, args_json str, traceback str}: the last error's exception",
@@ -122,9 +123,27 @@ def new_document(job: NewJob, now: datetime, default_max_attempts: int) -> Docum
         "group_id": job.group_id,
     }
     document.update((name, value) for name, value in optional.items() if value is not None)
+    if job.failure is not None:
+        document.update(_never_run(job.failure, now))
     if not getattr(job, "leased", True):
         document["leased"] = False
     return document
+
+
+def _never_run(failure: Mapping[str, Any], now: datetime) -> Document:
+    """The end of a job that waited for a step that failed. Should the step succeed later, it is published."""
+    retention_s = failure.get("retention_s")
+    ended: Document = {
+        "state": JobState.FAILED.value,
+        "error": failure["error"],
+        "error_class": failure["error_class"],
+        "exception": failure.get("exception") or {},
+        "placeholder": True,
+        "finished_at": now,
+    }
+    if retention_s is not None:
+        ended["expire_at"] = now + timedelta(seconds=retention_s)
+    return ended
 
 
 def _due(job: NewJob, now: datetime) -> datetime:

@@ -296,6 +296,17 @@ def stuck() -> Document:
     return {"followups": {"$exists": True}, "$expr": too_old}
 
 
+def placeholder(job_id: str) -> Document:
+    """The document that keeps a job's place, if this is one."""
+    return {"_id": job_id, "placeholder": True, "state": {"$nin": [QUEUED, RUNNING]}}
+
+
+def take_place(document: Any) -> Pipeline:
+    """A new job in the place that was kept for it. The fence is never lowered, and what was done is kept."""
+    kept = {name: f"${name}" for name in ("fence", "history", "history_skipped", "created_at")}
+    return [{"$replaceWith": {"$mergeObjects": [literal(document), kept]}}]
+
+
 def waiting(queues: Collection[str]) -> Document:
     """Queued jobs of these queues. Naming every rank lets the claim index give them by ``run_at``, by
     merging one scan per queue and rank."""

@@ -19,6 +19,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from bson.raw_bson import RawBSONDocument
@@ -41,6 +42,14 @@ from .standing import STANDING_FIELDS, cancelled, holds, shows_end, why_lost
 SPREAD = 4
 #: MongoDB merges at most 200 scans: ten ranks of twenty queues.
 _QUEUES_PER_SCAN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job that was found fit to be stored, and its document, encoded once."""
+
+    job: NewJob
+    document: RawBSONDocument
 
 
 class Jobs(ByHand):
@@ -69,13 +78,19 @@ class Jobs(ByHand):
         Raises InvalidJob, with nothing written, when one of them cannot be stored; DuplicateJob when an
         unfinished job holds the unique key of one: the others of the batch are then published.
         """
-        if not jobs:
+        return self.insert([self.prepare(job) for job in jobs])
+
+    def prepare(self, job: NewJob) -> Prepared:
+        """The job's document, ready to be inserted; raises InvalidJob. Writes nothing."""
+        return Prepared(job, encode_new(job, self.database.clock.now(), self._default_max_attempts))
+
+    def insert(self, prepared: Sequence[Prepared]) -> list[bool]:
+        """Insert prepared jobs in one write; answers and errors as in :meth:`enqueue`."""
+        if not prepared:
             return []
-        now = self.database.clock.now()
-        documents = [encode_new(job, now, self._default_max_attempts) for job in jobs]
         try:
-            with translated(timeout_s=CALL_TIMEOUT_S + len(jobs) / 2000):
-                return self._insert(documents, jobs)
+            with translated(timeout_s=CALL_TIMEOUT_S + len(prepared) / 2000):
+                return self._insert([one.document for one in prepared], [one.job for one in prepared])
         except StoreError:
             self.database.clock.reset()
             raise

@@ -19,7 +19,7 @@ RESULTS = "relata_results"
 
 _FIELDS = {
     "state": 1, "type": 1, "queue": 1, "attempts": 1, "result": 1, "error": 1, "exception": 1,
-    "custom_state": 1, "custom_meta": 1, "finished_at": 1, "forgotten": 1,
+    "custom_state": 1, "custom_meta": 1, "finished_at": 1, "forgotten": 1, "placeholder": 1,
 }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ class Results:
         """The result of a job or plain task; None when there is none, or when it was forgotten."""
         with translated():
             document = self._database.collection(JOBS).find_one({"_id": task_id}, _FIELDS)
-            if document is None:
+            if document is None or _is_replaced(document):
                 document = self._database.collection(RESULTS).find_one({"_id": task_id})
                 return None if document is None else _plain_result(document)
         return None if document.get("forgotten") else _job_result(document)
@@ -112,6 +112,11 @@ class Results:
     def ensure_indexes(self) -> None:
         with translated():
             self._database.collection(RESULTS).create_index("expire_at", name="expire", expireAfterSeconds=0)
+
+
+def _is_replaced(document: Mapping[str, Any]) -> bool:
+    """Whether the job's handler put a workflow in its place, whose end is still to come."""
+    return bool(document.get("placeholder")) and document.get("state") == JobState.SUCCEEDED.value
 
 
 def _group(group_id: str) -> str:

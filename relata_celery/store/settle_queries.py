@@ -53,6 +53,7 @@ class Shape(NamedTuple):
     error_class: ErrorClass | None
     retention_s: float | None
     ignored: bool
+    placeholder: bool
     parts: tuple[str, ...]
 
 
@@ -83,6 +84,7 @@ def prepare(settlement: Settlement) -> Entry:
         error_class=None if settlement.error is None else settlement.error.error_class,
         retention_s=settlement.retention_s,
         ignored=settlement.ignored,
+        placeholder=settlement.placeholder,
         parts=tuple(own),
     )
     return Entry(settlement, shape, RawBSONDocument(encoded))
@@ -167,6 +169,7 @@ def _fields(shape: Shape) -> Document:
         "unique_live": REMOVE,
         "result": own.get("result", REMOVE),
         "ignored": literal(True) if shape.ignored else REMOVE,
+        "placeholder": literal(True) if shape.placeholder else REMOVE,
     }
     if shape.state is JobState.SUCCEEDED:
         fields |= {"error": REMOVE, "error_class": REMOVE, "exception": REMOVE}

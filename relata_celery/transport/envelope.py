@@ -10,6 +10,7 @@ memory even when it is due.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -41,7 +42,7 @@ def to_new_job(queue: str, message: Mapping[str, Any]) -> NewJob:
     options = options if isinstance(options, Mapping) else {}
     task = str(headers.get("task") or PLAIN_MESSAGE)
     return NewJob(
-        id=str(headers.get("id") or properties["delivery_tag"]),
+        id=_key(headers, leased) or str(properties["delivery_tag"]),
         type=task,
         queue=queue,
         message=stored_copy(message),
@@ -59,9 +60,22 @@ def to_new_job(queue: str, message: Mapping[str, Any]) -> NewJob:
     )
 
 
+def _key(headers: Mapping[str, Any], leased: bool) -> str:
+    """What the job is kept under. A leased task has one document for all its attempts.
+
+    A plain task that is retried or replaced publishes its id again while its first message may still
+    be there, to be removed when it is acknowledged: the second one needs a key of its own.
+    """
+    key = str(headers.get("id") or "")
+    turn = (headers.get("retries") or 0, headers.get("replaced_task_nesting") or 0)
+    return f"{key}#{turn[0]}.{turn[1]}" if key and not leased and any(turn) else key
+
+
 def followup_to_job(followup: Mapping[str, Any]) -> NewJob:
     """The job that a follow-up stored in a settled job stands for."""
-    return to_new_job(str(followup["queue"]), followup["message"])
+    job = to_new_job(str(followup["queue"]), followup["message"])
+    failure = followup.get("failure")
+    return replace(job, failure=failure) if isinstance(failure, Mapping) else job
 
 
 def stored_copy(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from relata_celery.domain.job import ErrorClass, NewJob
 from relata_celery.domain.outcome import ErrorInfo, Failed, Released
 from relata_celery.engine.held import HeldJob
 from relata_celery.engine.service import LeaseService
+from relata_celery.publishing import current_bulk
 from relata_celery.store.client import masked
 
 from . import envelope
@@ -92,8 +93,12 @@ class Transport(virtual.Transport):
     # -- publishing -----------------------------------------------------------------------------
 
     def enqueue(self, job: NewJob) -> None:
+        collected = current_bulk()
         try:
-            self.stores.jobs.enqueue([job])
+            if collected is not None:
+                collected.add(self.stores.jobs, job)
+            else:
+                self.stores.jobs.enqueue([job])
         except StoreError as exc:
             raise PublishFailed(f'job type "{job.type}" ({job.id}) was not queued: {exc}') from exc
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from celery import Celery
 
+import relata_celery
 from relata_celery import JobState, JobStore
 from relata_celery.domain.errors import ConfigurationError
 
@@ -56,3 +57,30 @@ def test_another_broker_is_refused_with_what_is_needed() -> None:
     with pytest.raises(ConfigurationError, match=r"relata\+mongodb://") as refused:
         JobStore.from_app(app)
     assert "secret" not in str(refused.value)
+
+
+def test_jobs_published_in_bulk_are_written_when_the_block_ends(app: Celery) -> None:
+    store = JobStore.from_app(app)
+    mail = app.tasks["mail"]
+    with relata_celery.bulk(batch=10):
+        results = [mail.delay(str(number)) for number in range(25)]
+        assert len(store.find(limit=100)) == 20
+        with pytest.raises(relata_celery.InvalidJob, match="mail"):
+            mail.delay("\ud800")
+    assert {job.id for job in store.find(limit=100)} == {result.id for result in results}
+
+
+def test_a_bulk_block_that_raises_drops_what_it_had_not_written(app: Celery) -> None:
+    with pytest.raises(ZeroDivisionError), relata_celery.bulk():
+        app.tasks["mail"].delay("a")
+        1 / 0  # noqa: B018
+    assert JobStore.from_app(app).find() == []
+
+
+def test_a_duplicate_in_bulk_is_told_and_costs_no_other_job(app: Celery) -> None:
+    mail = app.tasks["mail"]
+    mail.apply_async(("first",), unique_key="k")
+    with pytest.raises(relata_celery.DuplicateJob, match="'k'"), relata_celery.bulk():
+        for address in "abc":
+            mail.apply_async((address,), unique_key="k" if address == "b" else None)
+    assert len(JobStore.from_app(app).find()) == 3
