@@ -45,9 +45,11 @@ from relata_celery.domain.outcome import (
 from relata_celery.domain.redact import MAX_TEXT, clean, is_panic, mask_secrets
 from relata_celery.engine.held import StopReason
 
+from . import bootstrap
 from .board import BoardReader
 from .interrupt import EXCEPTIONS, BoardSignal, StopSignal, ThreadSignal
 from .transport.capture import Capture
+from .transport.envelope import HEADER
 
 logger = logging.getLogger("relata_celery")
 
@@ -186,6 +188,8 @@ class Attempt:
         self.retry_limit: int | None = None
         #: Whether it asked once more than that: then its failure is final, whatever its class.
         self.retries_spent = False
+        #: Whether it put a workflow in its place.
+        self.replaced = False
 
     # -- running the handler --------------------------------------------------------------------
 
@@ -263,7 +267,8 @@ class Attempt:
             if self.capture.republished is not None:
                 self.outcome = Replaced(self.capture.republished["message"])
             else:
-                self.outcome = Succeeded(ignored=True)
+                followups = tuple(self.capture.followups)
+                self.outcome = Succeeded(None, followups, ignored=True, replaced=self.replaced)
             return _ignored()
         if isinstance(exc, Reject):
             return self._reject(task, exc)
@@ -290,8 +295,10 @@ class Attempt:
         elif isinstance(exc.reason, str):
             reason = clean(exc.reason)
         if exc.requeue:
+            error = ErrorInfo(ErrorClass.TRANSIENT, f"rejected by its handler, to be redelivered: {reason}")
+            last = self.ticket.attempt >= self.ticket.max_attempts
             self.outcome = RetryRequested(
-                0.0, ErrorInfo(ErrorClass.TRANSIENT, f"rejected by its handler, to be redelivered: {reason}")
+                0.0, error, followups=failure_followups(task, task.request, self.embed, error) if last else ()
             )
         else:
             text = f"rejected by its handler: {reason}"[:MAX_TEXT]
@@ -306,18 +313,23 @@ class Attempt:
         return shown_exception(exc, info)
 
     def _failure(self, task: Any, info: ErrorInfo) -> Failed:
-        """A final failure, with the errbacks that it calls for."""
-        followups: tuple[Mapping[str, Any], ...] = ()
-        if self.embed.get("errbacks"):
-            try:
-                with self.capture.collecting():
-                    _dispatch_failure(task, self.embed, info)
-                followups = tuple(self.capture.followups)
-            except Exception as exc:
-                logger.error("job %s: its errbacks cannot be published: %s", self.ticket.job_id, type(exc).__name__)
+        """A final failure, with what it calls for."""
+        followups = failure_followups(task, task.request, self.embed, info)
         return Failed(
             info, followups, retry_on_timeout=bool(task.retry_on_timeout), final=self.retries_spent
         )
+
+    def replacing(self, replace_it: Callable[[], Any]) -> Any:
+        """Collect what replacing the task publishes."""
+        try:
+            with self.capture.collecting():
+                return replace_it()
+        except Ignore:
+            self.replaced = True
+            raise
+        except BaseException:
+            self.capture.followups.clear()
+            raise
 
     def will_retry(self, info: ErrorInfo, task: Any) -> bool:
         """Whether the parent will put the job back for this failure (the same rule as it uses)."""
@@ -458,14 +470,59 @@ def _dispatch_success(task: Any, embed: Mapping[str, Any], value: Any) -> None:
             request.chord = None
 
 
-def _dispatch_failure(task: Any, embed: Mapping[str, Any], info: ErrorInfo) -> None:
-    """Publish the errbacks of a final failure."""
-    request = task.request
-    request.errbacks = embed.get("errbacks")
+def failure_followups(
+    task: Any, request: Any, embed: Mapping[str, Any], info: ErrorInfo
+) -> tuple[Mapping[str, Any], ...]:
+    """What a final failure calls for: its errbacks, and the failure of the steps that waited for it."""
+    if not embed.get("errbacks") and not embed.get("chain"):
+        return ()
+    capture = Capture(request.id)
     try:
-        task.backend._call_task_errbacks(request, JobError(info.text), info.traceback)
+        with capture.collecting():
+            request.errbacks = embed.get("errbacks")
+            if request.errbacks:
+                task.backend._call_task_errbacks(request, JobError(info.text), info.traceback)
+    except Exception as exc:
+        logger.error("job %s: its errbacks cannot be published: %s", request.id, type(exc).__name__)
     finally:
         request.errbacks = None
+    return (*capture.followups, *_failed_steps(task, request, embed.get("chain") or (), info))
+
+
+def _failed_steps(task: Any, request: Any, chain: Any, info: ErrorInfo) -> list[Mapping[str, Any]]:
+    """The rest of a chain, as jobs that have failed: whoever waits for its result waits no longer."""
+    failure = {
+        "error": f"not run, as a step before it failed: {info.text}"[:MAX_TEXT],
+        "error_class": info.error_class.value,
+        "exception": {"type": info.exception, "module": info.module, "args_json": info.args_json},
+        "retention_s": bootstrap.settings_of(task.app).retention_failed,
+    }
+    queue = (request.delivery_info or {}).get("routing_key") or task.app.conf.task_default_queue
+    steps: list[Mapping[str, Any]] = []
+    for step in chain:
+        options = step.get("options") or {}
+        if step.get("task") == "celery.chord":
+            options = ((step.get("kwargs") or {}).get("body") or {}).get("options") or options
+        if not options.get("task_id"):
+            continue
+        message = {
+            "body": "[[], {}, {}]",
+            "content-type": "application/json",
+            "content-encoding": "utf-8",
+            "headers": {
+                "id": options["task_id"],
+                "task": step.get("task"),
+                "root_id": request.root_id,
+                "parent_id": request.id,
+                HEADER: {},
+            },
+            "properties": {},
+        }
+        own_queue = options.get("queue")
+        steps.append(
+            {"queue": own_queue if isinstance(own_queue, str) else queue, "message": message, "failure": failure}
+        )
+    return steps
 
 
 class CurrentJob:
@@ -529,8 +586,6 @@ class CurrentJob:
         if now - self._attempt.progressed_at < 1 and fraction != 1:
             return
         self._attempt.progressed_at = now
-        from . import bootstrap
-
         bootstrap.record_progress(current_app._get_current_object(), self._attempt, fraction, note)
 
 

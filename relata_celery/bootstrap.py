@@ -220,18 +220,3 @@ def record_progress(app: Any, attempt: Attempt, fraction: float | None, note: st
         stores_of(app).jobs.record_progress(Claim(ticket.job_id, ticket.fence, ticket.owner), fraction, note)
     except StoreError as exc:
         logger.warning("progress of job %s was not written: %s", ticket.job_id, exc)
-
-
-def errback_followups(task: Any, request: Any, errbacks: Any, reason: str) -> tuple[Mapping[str, Any], ...]:
-    """The errbacks of a job whose process died in its last attempt, as follow-ups."""
-    from .domain.errors import TransientError
-    from .transport.capture import Capture
-
-    capture = Capture(request.id)
-    try:
-        with capture.collecting():
-            request.errbacks = errbacks
-            task.backend._call_task_errbacks(request, TransientError(f"worker lost: {reason}"), None)
-    except Exception as exc:
-        logger.error("job %s: its errbacks cannot be published: %s", request.id, type(exc).__name__)
-    return tuple(capture.followups)

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
@@ -23,7 +24,7 @@ from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr
 
 from . import bootstrap
-from .attempt import Ticket, trace_job
+from .attempt import Ticket, failure_followups, trace_job
 from .domain.job import AttemptOutcome, ErrorClass, JobState
 from .domain.outcome import Cancelled, ErrorInfo, Failed, Outcome, Settlement, Succeeded, Verdict, WorkerLost
 from .engine.held import HeldJob, Phase, StopReason
@@ -213,11 +214,20 @@ class LeasedRequest(Request):
             self._worker.board.give_back(*self._slot)
 
     def _with_errbacks(self, outcome: WorkerLost, held: HeldJob) -> WorkerLost:
-        if held.job.attempt < held.max_attempts or not self.errbacks:
+        if held.job.attempt < held.max_attempts:
             return outcome
-        return WorkerLost(
-            outcome.reason, bootstrap.errback_followups(self.task, self._context, self.errbacks, outcome.reason)
-        )
+        text = f"worker lost: {outcome.reason}"
+        error = ErrorInfo(ErrorClass.TRANSIENT, text, "WorkerLostError", "billiard.exceptions")
+        return WorkerLost(outcome.reason, self.failure_followups(error))
+
+    def failure_followups(self, error: ErrorInfo) -> tuple[Mapping[str, Any], ...]:
+        """What is published if the job fails for good without its code having a say in it."""
+        try:
+            _args, _kwargs, embed = self._payload
+            return failure_followups(self.task, self._context, embed or {}, error)
+        except Exception as exc:
+            logger.error("job %s: its errbacks cannot be published: %s", self.id, type(exc).__name__)
+            return ()
 
     def _send_outcome_event(self, settlement: Settlement, shown: str | None, runtime: float | None) -> None:
         error = settlement.error

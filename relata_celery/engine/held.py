@@ -8,11 +8,12 @@ outcome that waits for MongoDB to come back keeps its lease meanwhile.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from relata_celery.domain.job import Claim, ClaimedJob
+from relata_celery.domain.outcome import ErrorInfo
 
 
 class StopReason(str, Enum):
@@ -33,6 +34,9 @@ class AttemptControl(Protocol):
 
     def kill(self) -> None:
         """End the attempt by force where the pool can (a process); otherwise do nothing."""
+
+    def failure_followups(self, error: ErrorInfo) -> tuple[Mapping[str, Any], ...]:
+        """What is to be published if the job fails for good while its code cannot say so."""
 
     def lease_extended(self, lease_deadline: float) -> None:
         """Tell the attempt the monotonic time until which its lease now holds."""

@@ -107,8 +107,14 @@ class Jobs(ByHand):
             for error in errors:
                 if "_id" not in error.get("keyPattern", ()):
                     raise self._duplicate(jobs[error["index"]]) from None
-                inserted[error["index"]] = False
+                place = error["index"]
+                inserted[place] = self._take_place(jobs[place].id, documents[place])
         return inserted
+
+    def _take_place(self, job_id: str, document: RawBSONDocument) -> bool:
+        """Put a job where a document of its id stands only to keep its place; False when it is a real job."""
+        query = queries.placeholder(job_id)
+        return bool(self._jobs().update_one(query, queries.take_place(document), hint="_id_").modified_count)
 
     def _duplicate(self, job: NewJob) -> DuplicateJob:
         holder = self._jobs().find_one({"unique_live": job.unique_key}, {"_id": 1})

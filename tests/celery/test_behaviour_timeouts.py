@@ -51,10 +51,7 @@ def test_celerys_limits_are_timeouts_too(site: Site, name: str) -> None:
 @pytest.mark.parametrize("where", ["task", "call"])
 def test_a_process_that_does_not_listen_is_killed(sites: Sites, where: str, tmp_path: Path) -> None:
     site, path = sites.of("prefork"), tmp_path / "pid"
-    if where == "task":
-        result = site.send("blocks_in_c", str(path))
-    else:
-        result = site.apply("hard_limited", True, time_limit=2)
+    result = site.send("blocks_in_c", str(path)) if where == "task" else site.apply("hard_limited", True, time_limit=2)
     document = site.wait_end(result)
     assert (document["state"], document["error_class"], document["attempts"]) == ("failed", "timeout", 1)
     if where == "task":
