@@ -73,11 +73,12 @@ class Deadlines(Background):
             "relata_celery.domain.errors",
         )
         self._interrupt(held, StopReason.TIMEOUT)  # of use where nothing can be killed: it may still listen
+        followups = () if held.control is None else held.control.failure_followups(error)
         if held.control is not None:
             held.control.kill()
         self._settler.settle(
             held,
-            Failed(error, retry_on_timeout=held.retry_on_timeout, duration_ms=int(ran_s * 1000)),
+            Failed(error, followups, retry_on_timeout=held.retry_on_timeout, duration_ms=int(ran_s * 1000)),
         )
 
     def wake_if_idle(self) -> None:

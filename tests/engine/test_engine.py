@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -39,6 +39,9 @@ class Control:
 
     def kill(self) -> None:
         self.killed = True
+
+    def failure_followups(self, error: ErrorInfo) -> tuple[Mapping[str, Any], ...]:
+        return ()
 
     def lease_extended(self, lease_deadline: float) -> None:
         self.lease_deadline = lease_deadline
