@@ -645,6 +645,14 @@ def failing_step(value: Any = None) -> None:
 
 
 @task()
+def once_failing(value: Any) -> Any:
+    """Fails at its first fence, and not when it is retried by hand."""
+    if current_job().fence == 1:
+        raise PermanentError("not the first time")
+    return value
+
+
+@task()
 def errback(*args: Any) -> None:
     journal("errback", args=[str(arg) for arg in args])
 

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pymongo
@@ -53,6 +54,10 @@ class Site:
     @property
     def environment(self) -> dict[str, str]:
         return {"RELATA_TEST_JOURNAL": str(self.journal_path)}
+
+    @property
+    def worker_name(self) -> str:
+        return f"{self.pool}@{gethostname()}"
 
     def send(self, name: str, *args: Any, **kwargs: Any) -> AsyncResult:
         return self.app.tasks[name].delay(*args, **kwargs)
