@@ -83,6 +83,11 @@ def mongodb_uri(app: Any) -> str:
     return url.split(";", 1)[0].removeprefix(URL_PREFIX)
 
 
+def has_our_broker(app: Any) -> bool:
+    url = app.conf.broker_read_url or app.conf.broker_url
+    return isinstance(url, str) and url.startswith(URL_PREFIX)
+
+
 def stores_of(app: Any) -> Stores:
     return open_stores(mongodb_uri(app))
 

@@ -116,12 +116,18 @@ class ByHand:
         return int(self.database.command({"count": COLLECTION, "query": query})["n"])
 
     def cancel(
-        self, ids: Sequence[str] | str, retention_s: float | None = None, reason: str = "cancelled"
+        self,
+        ids: Sequence[str] | str,
+        retention_s: float | None = None,
+        reason: str = "cancelled",
+        *,
+        waiting_only: bool = False,
     ) -> dict[str, Change]:
         """Cancel queued and running jobs; finished ones stay as they are. One change per id asked for.
 
         A running attempt is fenced off at once: its worker learns of it at the next renewal, and what it
-        still settles is refused. ``retention_s`` defaults to the one for failed jobs.
+        still settles is refused. ``waiting_only`` leaves running ones alone. ``retention_s`` defaults to the
+        one for failed jobs.
         """
         ids = _several(ids)
         kept_s = self._retention_failed_s if retention_s is None else retention_s
@@ -131,8 +137,12 @@ class ByHand:
             before = self._states(chunk)
             pipeline = queries.cancel(kept_s, reason)
             with translated():
-                result = self._jobs().update_many(queries.live(chunk), pipeline, hint="_id_")
-            live = {job_id for job_id, state in before.items() if not state.terminal}
+                result = self._jobs().update_many(queries.live(chunk, waiting_only), pipeline, hint="_id_")
+            live = {
+                job_id
+                for job_id, state in before.items()
+                if not state.terminal and not (waiting_only and state is JobState.RUNNING)
+            }
             after = before if result.modified_count == len(live) else self._states(chunk)
             for job_id in chunk:
                 changed = job_id in live and (after is before or after.get(job_id) is JobState.CANCELLED)

@@ -73,9 +73,9 @@ def order(sort: str) -> list[tuple[str, int]]:
     return [(name, -1 if sort.startswith("-") else 1)]
 
 
-def live(ids: Sequence[str]) -> Document:
-    """Those of these jobs that are not finished."""
-    return {"_id": {"$in": list(ids)}, "state": {"$in": [QUEUED, RUNNING]}}
+def live(ids: Sequence[str], waiting_only: bool = False) -> Document:
+    """Those of these jobs that are not finished, or that have not begun."""
+    return {"_id": {"$in": list(ids)}, "state": {"$in": [QUEUED] if waiting_only else [QUEUED, RUNNING]}}
 
 
 def cancel(retention_s: float | None, reason: str) -> Pipeline:
