@@ -164,6 +164,7 @@ class Claimer(Background):
         if not queues or room <= 0:
             self._backlog = self._backlog or self._hinted
             self._return_slots()
+            self._give_back_stranded()
             return self._poll_s
         self._hinted, hinted = False, self._hinted
         claimed = self._claim(queues, room) if self._gate is None else self._claim_admitted(self._gate, queues, room)
@@ -202,6 +203,18 @@ class Claimer(Background):
     def _return_slots(self) -> None:
         if self._gate is not None:
             self._gate.flush()
+
+    def _give_back_stranded(self) -> None:
+        """Jobs claimed ahead of slots whose jobs turned out slow: another worker may have room for them now."""
+        began_before = monotonic() - self._claim_ahead_s
+        running = self._held.snapshot(lambda held: held.phase is Phase.RUNNING)
+        slow = [held for held in running if held.started_at is not None and held.started_at < began_before]
+        if len(slow) < max(self._slots(), 1):
+            return
+        for held in self._held.snapshot(lambda held: held.phase is Phase.RESERVED):
+            if held.control is not None:
+                held.control.interrupt(StopReason.DRAINED)
+            self._settler.settle(held, Released("the jobs before it take long"))
 
     def _take(self, claimed: Sequence[ClaimedJob], lease_deadline: float) -> None:
         taken: list[HeldJob] = []
