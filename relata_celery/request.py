@@ -74,6 +74,7 @@ class LeasedRequest(Request):
             return super().execute_using_pool(pool, **kwargs)
         if held.phase is not Phase.RESERVED:  # given back while it waited for a slot
             state.task_ready(self)
+            self.acknowledge()
             raise TaskRevokedError(self.id)
         if self.revoked():
             raise TaskRevokedError(self.id)
@@ -303,6 +304,7 @@ class LeasedRequest(Request):
         self._already_revoked = True
         self.send_event("task-revoked", terminated=terminated, signum=safe_repr(signum), expired=expired)
         self._worker.service.settle(self._held, Cancelled(reason))
+        self.acknowledge()
         signals.task_revoked.send(
             self.task, request=self._context, terminated=terminated, signum=signum, expired=expired
         )
