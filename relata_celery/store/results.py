@@ -19,7 +19,7 @@ RESULTS = "relata_results"
 
 _FIELDS = {
     "state": 1, "type": 1, "queue": 1, "attempts": 1, "result": 1, "error": 1, "exception": 1,
-    "custom_state": 1, "custom_meta": 1, "finished_at": 1, "forgotten": 1, "placeholder": 1,
+    "custom": 1, "finished_at": 1, "forgotten": 1, "placeholder": 1,
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ class Results:
         with translated():
             self._database.collection(JOBS).update_one(
                 {"_id": task_id, "state": JobState.RUNNING.value},
-                {"$set": {"custom_state": state, "custom_meta": _encode(meta)}},
+                {"$set": {"custom": {"state": state, "meta": _encode(meta)}}},
             )
 
     def forget(self, task_id: str) -> None:
@@ -143,14 +143,15 @@ def _job_result(document: Mapping[str, Any]) -> StoredResult:
         state = JobState(document.get("state"))
     except ValueError:
         state = JobState.FAILED
-    custom = document.get("custom_state") if state is JobState.RUNNING else None
+    custom = document.get("custom") if state is JobState.RUNNING else None
+    custom = custom if isinstance(custom, Mapping) else {}
     exception = document.get("exception")
     exception = exception if isinstance(exception, Mapping) else None
     attempts = document.get("attempts")
     return StoredResult(
         state=state,
-        custom_state=custom,
-        result=_decode(document.get("custom_meta") if custom else document.get("result")),
+        custom_state=str(custom["state"]) if custom.get("state") else None,
+        result=_decode(custom.get("meta") if custom else document.get("result")),
         error=document.get("error"),
         exception=exception,
         traceback=exception.get("traceback") if exception else None,
