@@ -298,7 +298,8 @@ def stuck() -> Document:
 
 def placeholder(job_id: str) -> Document:
     """The document that keeps a job's place, if this is one."""
-    return {"_id": job_id, "placeholder": True, "state": {"$nin": [QUEUED, RUNNING]}}
+    ended = [state.value for state in JobState if state.terminal]
+    return {"_id": job_id, "placeholder": True, "state": {"$in": ended}}
 
 
 def take_place(document: Any) -> Pipeline:
