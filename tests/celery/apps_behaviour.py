@@ -128,8 +128,11 @@ def pid() -> int:
 
 @task(bind=True)
 def custom_state(self: Any, path: str) -> str:
+    if self.request.retries:
+        return hold(path)
     self.update_state(state="BREWING", meta={"cups": 3})
-    return hold(path)
+    hold(path)
+    raise self.retry(countdown=0)
 
 
 # -- retries ------------------------------------------------------------------------------------

@@ -51,6 +51,11 @@ def answer(site: Site, method: str, *args: Any) -> Any:
     return answers[name]
 
 
+def answered(site: Site) -> dict[str, Any]:
+    """Options of a command that is waited for until its one worker has answered."""
+    return {"reply": True, "timeout": 5, "destination": [site.worker_name]}
+
+
 def test_a_full_worker_answers(full: Full) -> None:
     site = full.site
     assert answer(site, "ping") == {"ok": "pong"}
@@ -60,8 +65,9 @@ def test_a_full_worker_answers(full: Full) -> None:
     assert stats["pool"]
     assert "add" in answer(site, "registered")
     assert {queue["name"] for queue in answer(site, "active_queues")} == {"celery", "ai", "letters"}
-    assert len(answer(site, "reserved")) <= 2
-    assert site.jobs.count_documents({"state": "queued", "type": "echo"}) >= 48
+    assert isinstance(answer(site, "reserved"), list)
+    # What it had claimed ahead, when its jobs seemed short, it gives back: another may have room.
+    wait_until(lambda: site.jobs.count_documents({"state": "running"}) == 2, timeout=60)
 
 
 def test_a_worker_on_a_brand_new_database_answers(sites: Sites) -> None:
@@ -84,6 +90,21 @@ def test_waiting_jobs_are_revoked(full: Full) -> None:
     assert all(result.state == states.REVOKED for result in revoked)
     full.release()
     assert [site.state(result) for result in full.waiting].count("succeeded") == 45
+
+
+def test_a_job_is_revoked_while_no_worker_runs(sites: Sites) -> None:
+    site = sites.new("absent")
+    result = site.send("add", 1, 2)
+    result.revoke()
+    assert site.state(result) == "cancelled"
+    assert result.state == states.REVOKED
+    site.app.close()
+
+
+def test_a_revoke_without_terminate_lets_a_running_job_end(full: Full) -> None:
+    full.site.app.control.revoke(full.running[0].id)
+    full.release()
+    assert full.site.state(full.running[0]) == "succeeded"
 
 
 def test_running_jobs_are_revoked(full: Full) -> None:
@@ -110,10 +131,10 @@ def test_a_revoked_result_can_be_asked_for_by_its_result(wide_site: Site, tmp_pa
 
 def test_queues_are_added_and_cancelled(wide_site: Site) -> None:
     site = wide_site
-    site.app.control.add_consumer("late", reply=True, timeout=5)
+    site.app.control.add_consumer("late", **answered(site))
     result = site.apply("add", 1, 2, queue="late")
     assert site.get(result) == 3
-    site.app.control.cancel_consumer("late", reply=True, timeout=5)
+    site.app.control.cancel_consumer("late", **answered(site))
     wait_until(
         lambda: "late" not in {queue["name"] for queue in answer(site, "active_queues")},
         timeout=60,
@@ -126,7 +147,7 @@ def test_queues_are_added_and_cancelled(wide_site: Site) -> None:
 
 def test_a_rate_limit_is_taken(wide_site: Site) -> None:
     replies = wait_until(
-        lambda: wide_site.app.control.rate_limit("pid", "1000/s", reply=True, timeout=2), timeout=60
+        lambda: wide_site.app.control.rate_limit("pid", "1000/s", **answered(wide_site)), timeout=60
     )
     assert "new rate limit set successfully" in str(replies)
     assert wide_site.get(wide_site.send("pid"))
@@ -136,7 +157,7 @@ def test_a_rate_limit_is_taken(wide_site: Site) -> None:
 def test_the_pool_grows_and_shrinks(sites: Sites, tmp_path: Path) -> None:
     site = sites.of("prefork")
     paths = [tmp_path / f"held-{number}" for number in range(3)]
-    assert "ok" in str(wait_until(lambda: site.app.control.pool_grow(1, reply=True, timeout=2), timeout=60))
+    assert "ok" in str(wait_until(lambda: site.app.control.pool_grow(1, **answered(site)), timeout=60))
     results = [site.send("hold", str(path)) for path in paths]
     wait_until(
         lambda: all(path.exists() for path in paths),
@@ -147,7 +168,7 @@ def test_the_pool_grows_and_shrinks(sites: Sites, tmp_path: Path) -> None:
         path.unlink()
     for result in results:
         assert site.get(result) == "released"
-    assert "ok" in str(wait_until(lambda: site.app.control.pool_shrink(1, reply=True, timeout=2), timeout=60))
+    assert "ok" in str(wait_until(lambda: site.app.control.pool_shrink(1, **answered(site)), timeout=60))
     site.works(4)
 
 
@@ -159,13 +180,13 @@ def test_a_worker_is_shut_down_by_remote_control(sites: Sites) -> None:
 
 
 def test_purging_removes_what_waits_and_nothing_else(full: Full) -> None:
-    site = full.site
-    assert site.app.control.purge() >= 48
+    site, full.waiting = full.site, []
+    wait_until(lambda: site.jobs.count_documents({"state": "running"}) == 2, timeout=60)
+    assert site.app.control.purge() >= 50
     assert site.jobs.count_documents({"state": "queued", "queue": "celery"}) == 0
     for path in full.paths:
         path.unlink()
     assert [site.get(result) for result in full.running] == ["released", "released"]
-    full.waiting = []
 
 
 def test_events_tell_what_happens(site: Site) -> None:

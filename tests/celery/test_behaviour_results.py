@@ -115,6 +115,9 @@ def test_a_state_of_the_handlers_own_shows_while_it_runs(site: Site, tmp_path: P
     wait_until(path.exists, timeout=60)
     assert (result.state, result.info) == ("BREWING", {"cups": 3})
     path.unlink()
+    wait_until(path.exists, timeout=60)  # the second attempt, which has said nothing yet
+    assert result.state == states.STARTED
+    path.unlink()
     assert site.get(result) == "released"
     assert result.state == states.SUCCESS
 
