@@ -105,7 +105,7 @@ class WorkerRuntime:
     def call_soon(self, call: Callable[[], None]) -> None:
         """Run this in the worker's own loop; at once when there is none any more."""
         transport = self._transport
-        if transport is None:
+        if transport is None or transport.closed:
             call()
         else:
             transport.call_soon(call)
