@@ -137,14 +137,15 @@ class LeasedRequest(Request):
     def _stated_limits(self) -> tuple[tuple[float, StopReason], float]:
         """The attempt's soft limit with its reason, and its hard limit, in seconds from its start.
 
-        Celery's own limits (task, call or ``task_time_limit``) are honoured in every pool; the
-        earlier one wins.
+        Celery's own limits (of the call, the task, the worker or its configuration) are honoured in every
+        pool; the earlier one wins.
         """
         settings = self._worker.settings
         timeout = float(self._options.get("timeout") or self.task.timeout or settings.job_timeout)
         time_limit, soft_time_limit = self.time_limits or (None, None)
-        soft_time_limit = float(soft_time_limit or self.task.soft_time_limit or 0)
-        time_limit = time_limit or self.task.time_limit
+        worker_soft, worker_hard = self._worker.time_limits
+        soft_time_limit = float(soft_time_limit or self.task.soft_time_limit or worker_soft or 0)
+        time_limit = time_limit or self.task.time_limit or worker_hard
         soft = (timeout, StopReason.TIMEOUT)
         if soft_time_limit and soft_time_limit < timeout:
             soft = (soft_time_limit, StopReason.SOFT_TIMEOUT)

@@ -110,6 +110,11 @@ class WorkerRuntime:
         else:
             transport.call_soon(call)
 
+    @property
+    def time_limits(self) -> tuple[float | None, float | None]:
+        """The worker's own soft and hard limits (``--soft-time-limit``, ``--time-limit``), in seconds."""
+        return self._controller.soft_time_limit, self._controller.time_limit
+
     def listen(self, listener: Callable[[Event], None]) -> None:
         self._listeners.append(listener)
 
