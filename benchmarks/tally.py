@@ -33,20 +33,30 @@ class _Page:
         self.lock = threading.Lock()
         self.count = self.first_ns = self.delays = 0
         with open(Path(folder) / f"{self.pid}.tally", "w+b") as file:
-            file.truncate(SIZE)
+            file.write(bytes(SIZE))  # a hole in the file would end the process when the disk is full
+            file.flush()
             self.memory = mmap.mmap(file.fileno(), SIZE)
 
 
 _page: _Page | None = None
+_opening = threading.Lock()
+
+
+def _own_page() -> _Page:
+    """This process' page, made once: a second opening would cut the file off under a thread that writes."""
+    global _page
+    with _opening:
+        if _page is None or _page.pid != os.getpid():
+            _page = _Page(os.environ[FOLDER])
+        return _page
 
 
 def ran(sent_ns: int = 0) -> None:
     """Called by a task: it was started now; ``sent_ns`` is when its producer began to send it."""
-    global _page
     now_ns = time.monotonic_ns()
     page = _page
     if page is None or page.pid != os.getpid():
-        page = _page = _Page(os.environ[FOLDER])
+        page = _own_page()
     with page.lock:
         page.count += 1
         page.first_ns = page.first_ns or now_ns
