@@ -240,6 +240,7 @@ class TaskOptions:
     retry_on_timeout: bool | None = None
     priority: int | None = None
     ai: bool | None = None
+    sensitive: bool | None = None
     item_id: str | None = None
     tags: tuple[str, ...] | None = None
     unique_key: str | None = None
@@ -253,6 +254,7 @@ _OPTION_ALLOWED: Mapping[str, str] = {
     "retry_on_timeout": "True or False",
     "priority": f"a whole number from {MIN_PRIORITY} to {MAX_PRIORITY} ({MAX_PRIORITY} is served first)",
     "ai": "True or False",
+    "sensitive": "True or False",
     "item_id": _SHORT_TEXT,
     "tags": f"a list of up to {MAX_TAGS} texts of 1 to {MAX_NAME} characters",
     "unique_key": _SHORT_TEXT,
@@ -286,7 +288,7 @@ def check_task_options(name: str, options: Mapping[str, Any]) -> TaskOptions:
 
 
 def _checked_option(option: str, value: Any) -> Any:
-    if option in ("retry_on_timeout", "ai"):
+    if option in ("retry_on_timeout", "ai", "sensitive"):
         _require(isinstance(value, bool))
         return value
     if option in ("max_attempts", "priority"):

@@ -152,6 +152,10 @@ class LeasedRequest(Request):
         hard = timeout + settings.timeout_grace
         return soft, min(hard, float(time_limit)) if time_limit else hard
 
+    def info(self, safe: bool = False) -> Any:
+        """What ``celery inspect`` shows; of a sensitive task only the repr made for showing."""
+        return super().info(safe=safe or self.task.sensitive)
+
     # -- what the pool reports ------------------------------------------------------------------
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:

@@ -25,6 +25,9 @@ from .worker.install import install
 #: Options of a job that travel with one call (``apply_async(..., item_id="doc-7")``).
 CALL_OPTIONS = ("item_id", "tags", "unique_key", "max_attempts", "timeout")
 
+#: What is shown instead of the arguments of a sensitive task.
+HIDDEN = "(hidden)"
+
 #: Where ``@job(ai=True)`` jobs go unless they name a queue.
 AI_QUEUE = "ai"
 
@@ -38,7 +41,8 @@ class LeasedTask(Task):
 
     Options, as class attributes or in the decorator: ``max_attempts`` (executions in all, default
     ``relata_max_attempts``), ``timeout`` (seconds one attempt may take, default ``relata_job_timeout``),
-    ``retry_on_timeout`` (default no), ``priority`` (0 to 9, 9 first), ``queue``, ``ai``.
+    ``retry_on_timeout`` (default no), ``priority`` (0 to 9, 9 first), ``queue``, ``ai``, ``sensitive`` (arguments and
+    results are kept out of events, the log and ``celery inspect``).
     Celery's ``max_retries`` is understood: it means ``max_attempts`` - 1.
     """
 
@@ -52,6 +56,7 @@ class LeasedTask(Task):
     timeout: float | None = None
     retry_on_timeout: bool = False
     ai: bool = False
+    sensitive: bool = False
     job_queue: str | None = None
     job_priority: int | None = None
 
@@ -66,6 +71,8 @@ class LeasedTask(Task):
                 # A class is bound more than once, and Celery puts its default where nothing stands.
                 if stated is not None and ours not in cls.__dict__:
                     setattr(cls, ours, stated)
+        if cls.sensitive:
+            cls.resultrepr_maxsize = 0  # Celery then shows "..." and nothing of the value
         if not cls.__dict__.get("_options_checked"):
             _refuse_unknown(cls)
         return super().bind(app)
@@ -137,6 +144,8 @@ class LeasedTask(Task):
                 options["queue"] = queue
         if options.get("priority") is None and self.job_priority is not None:
             options["priority"] = self.job_priority
+        if self.sensitive:
+            headers.update(argsrepr=HIDDEN, kwargsrepr=HIDDEN)
         try:
             return super().apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
         except EncodeError as exc:
@@ -200,6 +209,7 @@ _OPTIONS = {
     "timeout": "timeout",
     "retry_on_timeout": "retry_on_timeout",
     "ai": "ai",
+    "sensitive": "sensitive",
 }
 
 #: What Celery's decorator takes or makes besides the attributes of its Task class.

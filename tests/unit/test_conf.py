@@ -248,7 +248,7 @@ def test_task_options_are_checked_and_typed() -> None:
         "unique_key": None,
     }
     assert check_task_options("app.work", options) == TaskOptions(
-        "ai", 3, 60.0, True, 9, True, "doc-1", ("a", "b"), None
+        "ai", 3, 60.0, True, 9, True, None, "doc-1", ("a", "b"), None
     )
     assert check_task_options("app.work", {}) == TaskOptions()
 
