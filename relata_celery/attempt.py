@@ -90,7 +90,8 @@ def _signal_for(ticket: Ticket) -> StopSignal:
     reader = _readers.get(path)
     if reader is None:
         _readers.clear()
-        reader = _readers[path] = BoardReader(path)
+        board = bootstrap.worker_of(current_app._get_current_object()).board if not path else None
+        reader = _readers[path] = BoardReader.open(path) if board is None else board.reader()
     return BoardSignal(reader, slot, token, ticket.lease_s)
 
 

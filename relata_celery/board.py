@@ -6,8 +6,8 @@ given back a moment ago. The parent writes a few bytes per attempt; the child re
 
 A slot holds the attempt's token, the reason to stop (0: none) and the lease's local deadline on the
 system-wide monotonic clock. A token that is not the reader's own means that the slot was given to
-another attempt: the reader's lease is over. The file is opened by path, so a child that was spawned
-rather than forked sees it too.
+another attempt: the reader's lease is over. A forked child inherits the memory itself, and nothing is
+left behind however the worker ends; a spawned one opens a file by its path.
 """
 
 from __future__ import annotations
@@ -31,17 +31,29 @@ _REASONS = tuple(StopReason)
 class Board:
     """The parent's side: hands out slots and writes them. Safe from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, inherited: bool) -> None:
+        #: Where a spawned child opens the board; empty when children inherit it.
+        self.path = ""
+        if inherited:
+            self._memory = mmap.mmap(-1, _SLOT.size * SLOTS)
+        else:
+            self._memory = self._open_file()
+        self._lock = threading.Lock()
+        self._free = list(range(SLOTS - 1, -1, -1))
+        self._tokens = 0
+
+    def _open_file(self) -> mmap.mmap:
         descriptor, name = tempfile.mkstemp(prefix=f"relata-board-{os.getpid()}-")
         self.path = name
         try:
             os.ftruncate(descriptor, _SLOT.size * SLOTS)
-            self._memory = mmap.mmap(descriptor, _SLOT.size * SLOTS)
+            return mmap.mmap(descriptor, _SLOT.size * SLOTS)
         finally:
             os.close(descriptor)
-        self._lock = threading.Lock()
-        self._free = list(range(SLOTS - 1, -1, -1))
-        self._tokens = 0
+
+    def reader(self) -> BoardReader:
+        """What a child that inherited the board reads it with."""
+        return BoardReader(self._memory)
 
     def take(self, lease_deadline: float) -> tuple[int, int] | None:
         """A slot and a token for a new attempt; None when all are taken."""
@@ -75,15 +87,20 @@ class Board:
                 self._free.append(slot)
 
     def close(self) -> None:
-        Path(self.path).unlink(missing_ok=True)
+        if self.path:
+            Path(self.path).unlink(missing_ok=True)
 
 
 class BoardReader:
     """A pool process' view of the board. Reading is a few nanoseconds and takes no lock."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+
+    @classmethod
+    def open(cls, path: str) -> BoardReader:
         with open(path, "rb") as file:
-            self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def read(self, slot: int, token: int) -> tuple[StopReason | None, float]:
         """Why this attempt should stop, if at all, and until when its lease holds (monotonic)."""

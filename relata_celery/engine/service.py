@@ -163,13 +163,25 @@ class LeaseService:
     ) -> bool:
         """The pool is done with the attempt, which came to this after running for ``ran_s`` seconds.
 
-        Its slot is free now; the write and its verdict follow. False if its end was decided before.
+        The slot of a quick job is free now, while its outcome is on its way; that of a slow one when the
+        outcome is written, so that the database never shows more running jobs than there are slots.
+        False if the attempt's end was decided before.
         """
-        self.held.end(held)
         if ran_s is not None:
             self.claimer.pace.observe(ran_s)
-        if self.settle(held, outcome, on_verdict):
+
+        def written(settlement: Settlement, verdict: Verdict) -> None:
+            self.held.end(held)
+            self.claimer.slot_freed()
+            if on_verdict is not None:
+                on_verdict(settlement, verdict)
+
+        quick = ran_s is not None and ran_s < self.settings.claim_ahead_s
+        if quick:
+            self.held.end(held)
+        if self.settle(held, outcome, on_verdict if quick else written):
             return True
+        self.held.end(held)
         if self.gate is not None and self.gate.holding:
             self.claimer.wake()
         return False
@@ -181,10 +193,10 @@ class LeaseService:
             if verdict.accepted and settlement.state is JobState.QUEUED:
                 self.claimer.due_in(settlement.delay_s)
                 self.claimer.hint()
-            if held.limits:
-                self.claimer.wake()
             if on_verdict is not None:
                 on_verdict(settlement, verdict)
+            if held.limits:
+                self.claimer.wake()
 
         accepted = self.settler.settle(held, outcome, concluded)
         self.claimer.slot_freed()

@@ -127,7 +127,8 @@ class Settler(Background):
             batch = self._pending[:MAX_BATCH]
         if not batch:
             return None
-        self._gather(len(batch))
+        if not any(entry.held.lingers for entry in batch):
+            self._gather(len(batch))
         with self._lock:
             batch = self._pending[:MAX_BATCH]
         try:
@@ -142,7 +143,8 @@ class Settler(Background):
     def _gather(self, waiting: int) -> None:
         """Let a busy worker's outcomes come together: their slots are free already, only the write waits.
 
-        An outcome that comes alone, longer than ``GATHER_S`` after the last, is written at once.
+        An outcome that comes alone, longer than ``GATHER_S`` after the last, or whose slot waits for it, is
+        written at once.
         """
         since_s = monotonic() - self._flushed_at
         if waiting < MAX_BATCH and since_s < GATHER_S and not self.stopping:

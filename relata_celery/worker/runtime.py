@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from billiard import get_start_method
 from celery.signals import worker_shutting_down
 from celery.worker import state
 
@@ -35,7 +36,8 @@ class WorkerRuntime:
     def __init__(self, app: Any, controller: Any, settings: Settings) -> None:
         self.app = app
         self.settings = settings
-        self.board = Board()
+        forks = get_start_method() == "fork" and controller.pool_start_method == "fork"
+        self.board = Board(inherited=forks)
         self._controller = controller
         self._transport: Any = None
         self._watch: Watch | None = None
