@@ -62,6 +62,7 @@ class Renewer(Background):
                 logger.warning("renewal of %d leases failed, their state is unknown: %s", len(renewable), exc)
                 return min(self._period_s, 1.0) * (0.5 + self._random() / 2)
             losses = {loss.claim: loss for loss in lost}
+            gone = 0  # what was settled while the renewal was under way is no loss
             for held in renewable:
                 loss = losses.get(held.claim)
                 if loss is None:
@@ -69,9 +70,10 @@ class Renewer(Background):
                     if held.control is not None:
                         held.control.lease_extended(held.lease_deadline)
                 elif held.phase is not Phase.SETTLING:
+                    gone += 1
                     reason = StopReason.CANCELLED if loss.cancelled else StopReason.LEASE_LOST
                     self._on_lost(held, reason, loss.reason)
-            self._emit(LeasesRenewed(len(renewable) - len(lost), len(lost)))
+            self._emit(LeasesRenewed(len(renewable) - len(lost), gone))
             if self._gate is not None:
                 self._gate.renew()
         return self._period_s
