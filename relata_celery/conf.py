@@ -98,6 +98,7 @@ class Settings(BaseSettings):
         default=30 * DAY_S, ge=0, le=MAX_RETENTION_S, allow_inf_nan=False, description=_RETENTION_ALLOWED
     )
     metrics_port: int | None = _whole(None, 1, 65535, ", or none")
+    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="an address of this machine")
     max_result_bytes: int = _whole(1_000_000, 1000, MAX_RESULT_BYTES)
     allow_unsafe_content: bool = Field(default=False, description="true or false")
 

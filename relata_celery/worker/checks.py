@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -32,6 +33,10 @@ def check_configuration(app: Any, worker: Any) -> None:
     try:
         settings = bootstrap.settings_of(app)
         bootstrap.mongodb_uri(app)
+        if settings.metrics_port is not None and find_spec("prometheus_client") is None:
+            raise ConfigurationError(
+                'metrics_port is set, but prometheus-client is not installed: pip install "relata_celery[metrics]"'
+            )
         for name in ("accept_content", "result_accept_content"):
             _check_content(name, app.conf.get(name), settings.allow_unsafe_content)
     except ConfigurationError as exc:

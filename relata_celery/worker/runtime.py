@@ -68,6 +68,7 @@ class WorkerRuntime:
                 lambda: set(self.service.claimer.queues), lambda _queues: self.service.claimer.hint()
             )
             self._watch.start()
+            self._serve_metrics()
         if self.settings.workers_enabled:
             transport.attach(self.service, self._knows_type)
         else:
@@ -116,6 +117,20 @@ class WorkerRuntime:
     def time_limits(self) -> tuple[float | None, float | None]:
         """The worker's own soft and hard limits (``--soft-time-limit``, ``--time-limit``), in seconds."""
         return self._controller.soft_time_limit, self._controller.time_limit
+
+    def _serve_metrics(self) -> None:
+        port = self.settings.metrics_port
+        if port is None:
+            return
+        from relata_celery.metrics import WorkerMetrics  # an extra: imported when it is asked for
+
+        metrics = WorkerMetrics(self.stores, self._knows_type)
+        try:
+            metrics.serve(self.settings.metrics_host, port)
+        except OSError as exc:
+            logger.error("metrics cannot be served on port %d: %s; the worker goes on without", port, exc)
+        else:
+            self.listen(metrics)
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         self._listeners.append(listener)
