@@ -43,6 +43,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         "retention_succeeded": 7 * 86400.0,
         "retention_failed": 30 * 86400.0,
         "metrics_port": None,
+        "metrics_host": "127.0.0.1",
         "max_result_bytes": 1_000_000,
         "allow_unsafe_content": False,
     }
