@@ -75,10 +75,12 @@ def test_a_folder_of_ones_own_without_a_crash_and_the_database_kept(
         assert "none lost, none accepted twice" in done.stdout
         assert len(kept) == 1
         assert kept[0] in done.stdout
-        states = {job["_id"]: job["state"] for job in mongo_client[kept[0]]["relata_jobs"].find()}
-        assert states["extract:empty.md"] == "failed"
-        assert "chunk:empty.md" not in states
-        assert states["embed:good.txt:0"] == "succeeded"
+        jobs = {job["_id"]: job for job in mongo_client[kept[0]]["relata_jobs"].find()}
+        assert jobs["extract:empty.md"]["state"] == "failed"
+        assert jobs["chunk:empty.md"]["state"] == "failed"
+        assert jobs["chunk:empty.md"]["error"].startswith("not run, as a step before it failed")
+        assert jobs["chunk:empty.md"]["attempts"] == 0
+        assert jobs["embed:good.txt:0"]["state"] == "succeeded"
     finally:
         for name in kept:
             mongo_client.drop_database(name)
