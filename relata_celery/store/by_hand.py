@@ -80,15 +80,15 @@ class ByHand:
         """The jobs of which all this is true, newest first; what is left out does not restrict.
 
         ``message`` is read too: keep ``limit`` modest. ``text`` is looked for in id, type, item_id and error.
+        Raises ValueError when ``limit`` is not positive, ``skip`` is negative, or there is no such ``sort``.
         """
+        if limit < 1 or skip < 0:
+            raise ValueError(f"limit is {limit} and skip {skip}, must be at least 1 and 0")
         where = JobFilter(
             states, types, queues, error_class, item_id, tag, text, created_since, created_until
         )
         with translated():
-            cursor = self._read().find(
-                where.query(), sort=queries.order(sort), skip=skip, limit=limit
-            )
-            return [job_from_document(document) for document in cursor]
+            return [job_from_document(document) for document in self._read().aggregate(where.page(sort, skip, limit))]
 
     def count(
         self,

@@ -10,6 +10,7 @@ from datetime import datetime
 from relata_celery.domain.job import AttemptOutcome, ErrorClass, JobState
 
 from .client import Document
+from .codec import COLLECTION
 from .job_queries import (
     CANCELLED,
     FAILED,
@@ -45,8 +46,13 @@ class JobFilter:
     created_until: datetime | None = None
 
     def query(self) -> Document:
-        """The filter as MongoDB's. Always names the states, so that the listing index serves it."""
-        query: Document = {"state": {"$in": [JobState(state).value for state in self.states or JobState]}}
+        """The filter as MongoDB's."""
+        branches = self.branches()
+        return branches[0] if len(branches) == 1 else {"$or": branches}
+
+    def branches(self) -> list[Document]:
+        """One query per state asked for, each of which that state's own index serves."""
+        query: Document = {}
         for name, values in (("type", self.types), ("queue", self.queues)):
             if values:
                 query[name] = {"$in": list(values)}
@@ -62,7 +68,19 @@ class JobFilter:
         created = {"$gte": self.created_since, "$lt": self.created_until}
         if bounds := {name: moment for name, moment in created.items() if moment is not None}:
             query["created_at"] = bounds
-        return query
+        states = list(dict.fromkeys(JobState(state).value for state in self.states))
+        return [{"state": state, **query} for state in states] or [query]
+
+    def page(self, sort: str, skip: int, limit: int) -> list[Document]:
+        """A page of the listing as an aggregation.
+
+        The states' first ``skip + limit`` jobs are put together: MongoDB reads several partial indexes
+        side by side for a plain ``$or`` only if it need not keep an order.
+        """
+        sorting = {"$sort": dict(order(sort))}
+        first, *others = ([{"$match": branch}, sorting, {"$limit": skip + limit}] for branch in self.branches())
+        united = [{"$unionWith": {"coll": COLLECTION, "pipeline": other}} for other in others]
+        return [*first, *united, *([sorting] if others else []), {"$skip": skip}, {"$limit": limit}]
 
 
 def order(sort: str) -> list[tuple[str, int]]:

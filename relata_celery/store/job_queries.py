@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 from relata_celery.domain.job import AttemptOutcome, Claim, ErrorClass, JobState
@@ -294,6 +295,11 @@ def stuck() -> Document:
     """Jobs that ended a while ago and whose follow-ups are still there."""
     too_old = {"$lt": ["$finished_at", {"$subtract": [NOW, STUCK_AFTER_MS]}]}
     return {"followups": {"$exists": True}, "$expr": too_old}
+
+
+def with_followups() -> Document:
+    """Jobs whose follow-ups are not published yet. Naming ``finished_at`` lets their own index serve it."""
+    return {"followups": {"$exists": True}, "finished_at": {"$gt": datetime.fromtimestamp(0, timezone.utc)}}
 
 
 def placeholder(job_id: str) -> Document:

@@ -53,7 +53,7 @@ class Stats:
         by_state = {state: self._count({"state": state.value}) for state in JobState}
         with translated():  # the count command does not know $$NOW
             expired = self._database.collection(COLLECTION).count_documents(queries.expired())
-        return Totals(by_state, expired, self._count({"followups": {"$exists": True}}))
+        return Totals(by_state, expired, self._count(queries.with_followups()))
 
     def by_type(self) -> dict[str, dict[JobState, int]]:
         """Jobs of every type by state. Reads every document: for a person, not for a timer."""

@@ -112,6 +112,9 @@ def test_jobs_are_found_by_everything_a_person_asks_for(jobs: Jobs) -> None:
     assert jobs.find(sort="created_at", skip=2) != jobs.find(sort="created_at", limit=1)
     with pytest.raises(ValueError, match="cannot be sorted by 'body'"):
         jobs.find(sort="body")
+    for page in ({"limit": 0}, {"skip": -1}, {"sort": "size"}):
+        with pytest.raises(ValueError, match="is 0|is 100 and skip -1|cannot be sorted"):
+            jobs.find(**page)
 
 
 def test_purging_removes_only_what_waits_in_that_queue(jobs: Jobs) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from relata_celery.domain.job import ClaimedJob
+from relata_celery.domain.job import ClaimedJob, JobState
 from relata_celery.store.client import Database, connect
 from relata_celery.store.codec import COLLECTION
 from relata_celery.store.jobs import Jobs
 from relata_celery.store.stats import Stats
 from tests.mongo import with_database
-from tests.store.builders import LEASE_S, expire_lease, new_job, success
+from tests.store.builders import LEASE_S, expire_lease, failure, new_job, success
 
 QUEUES = ("a", "b", "c", "d")
 FEW = 60  # keys beyond those returned: one seek per queue and rank, and one per id
@@ -120,6 +120,36 @@ def test_asking_when_the_next_job_is_due_examines_a_key_per_queue_and_priority(c
 def test_the_newest_jobs_are_listed_without_a_sort(crowded: Database) -> None:
     jobs = Jobs(crowded)
     assert_cheap(examined(crowded, lambda: jobs.find(limit=30)), 30)
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        (JobState.FAILED,),
+        (JobState.FAILED, JobState.CANCELLED),
+        (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED),
+    ],
+    ids=["one state", "two states", "three states"],
+)
+def test_ended_jobs_are_listed_without_a_look_at_the_others(
+    crowded: Database, states: tuple[JobState, ...]
+) -> None:
+    jobs = Jobs(crowded)
+    for _ in range(3):
+        a, b, c = take(crowded, QUEUES, 3)
+        jobs.settle([success(a), failure(b)])
+        jobs.cancel(c.claim.id)
+    for record in examined(crowded, lambda: jobs.find(states=states, limit=5)):
+        assert record["docsExamined"] <= 15, record
+    for record in examined(crowded, lambda: jobs.find(states=states, types=["nobody's"], limit=5)):
+        assert record["docsExamined"] <= 200, record
+
+
+def test_counting_by_state_reads_keys_and_no_documents(crowded: Database) -> None:
+    take(crowded, QUEUES, 3)
+    for record in examined(crowded, lambda: Stats(crowded).totals()):
+        assert record.get("docsExamined", 0) == 0, record
+        assert "COLLSCAN" not in record["planSummary"]
 
 
 def test_stuck_followups_are_found_without_a_scan(crowded: Database) -> None:
