@@ -29,7 +29,7 @@ from .store.client import Database, connect, masked
 from .store.jobs import Jobs
 from .store.limits import Limits
 from .store.mailboxes import Mailboxes
-from .store.watch import Watch
+from .store.watch import OnChange, Watch
 
 if TYPE_CHECKING:
     from .attempt import Attempt
@@ -55,10 +55,10 @@ class Stores:
     mailboxes: Mailboxes
     limits: Limits
 
-    def watch_jobs(self, queues: Callable[[], set[str]], on_change: Callable[[set[str]], None]) -> Watch:
+    def watch_jobs(self, queues: Callable[[], set[str]], on_change: OnChange) -> Watch:
         return Watch.jobs(self.database, queues, on_change)
 
-    def watch_mailboxes(self, queues: Callable[[], set[str]], on_change: Callable[[set[str]], None]) -> Watch:
+    def watch_mailboxes(self, queues: Callable[[], set[str]], on_change: OnChange) -> Watch:
         return Watch.mailboxes(self.database, queues, on_change)
 
 
@@ -158,6 +158,7 @@ def make_service(
     followup_to_job: Callable[[Mapping[str, Any]], NewJob],
     emit: Callable[[Event], None],
     on_overrun: Callable[[], None] = lambda: None,
+    on_busy: Callable[[bool], None] = lambda busy: None,
 ) -> LeaseService:
     return LeaseService(
         stores.jobs,
@@ -169,6 +170,7 @@ def make_service(
         emit=emit,
         random=random,
         on_overrun=on_overrun,
+        on_busy=on_busy,
         limited=Limited(stores.limits, LIMITED_QUEUES, {AI: limit_spec(settings)}),
     )
 

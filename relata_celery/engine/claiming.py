@@ -7,6 +7,10 @@ behind one that takes, or already runs, longer than ``claim_ahead``.
 A claim is sent when half the room is free, not at each settled job: the round trips are shared by
 a batch. An empty queue is looked at again after ``poll_interval`` or when a wake-up (a change
 stream, a settled job, a due time that is known) says so. The wake-up is a hint; the poll is the truth.
+
+One published job wakes every idle worker, and one of them will have it. So each waits a random part of
+a spread before it looks, and does not look at all once it hears that the job was taken. The spread grows
+with each look that comes too late and shrinks with each that does not: a worker that is alone looks at once.
 """
 
 from __future__ import annotations
@@ -32,6 +36,12 @@ logger = logging.getLogger("relata_celery")
 MAX_AHEAD_PER_SLOT = 32
 #: Most jobs in one claim: bounds the documents of one answer.
 MAX_BATCH = 256
+#: The longest that an idle worker may wait with its look at a job it heard of, in seconds.
+LONGEST_SPREAD_S = 0.1
+#: The spread after the first look that came too late, in seconds; below it there is none.
+LEAST_SPREAD_S = 0.002
+#: After so long with more jobs than room nobody needs to be told of new ones, in seconds.
+BUSY_S = 1.0
 #: How many recent durations the estimate looks back on.
 RECENT = 16
 
@@ -69,8 +79,10 @@ class Claimer(Background):
         on_lost: Callable[[HeldJob, StopReason, str], None],
         random: Callable[[], float],
         gate: Gate | None = None,
+        on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
         super().__init__(random=random)
+        self._on_busy = on_busy
         self._gate = gate
         self._queue = queue
         self._held = held
@@ -87,7 +99,15 @@ class Claimer(Background):
         self._draining = False
         self._due_at: float | None = None
         self._hinted = True
+        self._asked = False
+        self._look_at = 0.0
+        #: Jobs heard of: when each is due, and when to look for it.
+        self._expected: dict[str, tuple[float, float]] = {}
+        self._expected_lock = threading.Lock()
+        self._spread_s = 0.0
         self._backlog = False
+        self._backlog_since: float | None = None
+        self._busy = False
         self._target = 0
         self.pace = Pace()
 
@@ -112,13 +132,34 @@ class Claimer(Background):
     def first_wait_s(self) -> float:
         return self._random() * min(self._poll_s, 0.2)
 
+    def wake(self) -> None:
+        """Look now."""
+        self._asked = True
+        super().wake()
+
     def hint(self) -> None:
-        """Something may be due: look soon."""
+        """Something may be due that nobody can tell the time of: look now."""
         self._hinted = True
         self.wake()
 
+    def added(self, job_id: str, due_in_s: float) -> None:
+        """A job that is due in so many seconds waits in one of the queues."""
+        spread_s = self._random() * self._spread_s
+        if due_in_s > LONGEST_SPREAD_S:
+            self.due_in(due_in_s + spread_s)
+        else:
+            due_at = monotonic() + due_in_s
+            with self._expected_lock:
+                self._expected[job_id] = due_at, due_at + spread_s
+        super().wake()
+
+    def taken(self, job_id: str) -> None:
+        """A job was claimed, here or elsewhere: it is no reason to look any more."""
+        with self._expected_lock:
+            self._expected.pop(job_id, None)
+
     def due_in(self, delay_s: float) -> None:
-        """A job of this worker was put back for ``delay_s`` seconds."""
+        """A job is due in ``delay_s`` seconds."""
         due_at = monotonic() + delay_s
         if self._due_at is None or due_at < self._due_at:
             self._due_at = due_at
@@ -159,15 +200,41 @@ class Claimer(Background):
         if self._draining:
             self._return_slots()
             return None
+        asked, self._asked = self._asked, False
+        now = monotonic()
+        look_at, heard = self._next_look(now)
+        if now < look_at and not asked:
+            return look_at - now
+        pause = self._round(heard and not asked)
+        self._look_at = monotonic() + pause
+        self._notice_busy()
+        return min(pause, max(self._next_look(now)[0] - monotonic(), 0.0))
+
+    def _next_look(self, now: float) -> tuple[float, bool]:
+        """When to look, and whether that is for a job heard of."""
+        at = self._look_at if self._due_at is None else min(self._look_at, self._due_at)
+        with self._expected_lock:
+            heard = min((look_at for _due_at, look_at in self._expected.values()), default=None)
+        return (at, False) if heard is None or at <= heard else (heard, True)
+
+    def _round(self, heard: bool) -> float:
+        """Claim for the room there is; return how long until it is worth another look, in seconds."""
+        now = monotonic()
+        with self._expected_lock:
+            due = [job_id for job_id, (due_at, _look_at) in self._expected.items() if due_at <= now]
+            for job_id in due:
+                del self._expected[job_id]
+        self._hinted, hinted = False, self._hinted
         self._target = self._most()
         queues, room = self._queues, min(self._target - self._held.occupying, MAX_BATCH)
         if not queues or room <= 0:
-            self._backlog = self._backlog or self._hinted
+            self._backlog = self._backlog or hinted or bool(due)
             self._return_slots()
             self._give_back_stranded()
             return self._poll_s
-        self._hinted, hinted = False, self._hinted
         claimed = self._claim(queues, room) if self._gate is None else self._claim_admitted(self._gate, queues, room)
+        if heard:
+            self._note_race(won=bool(claimed))
         self._backlog = claimed == room
         if self._backlog:
             return 0.0 if self._held.occupying * 2 <= self._target else self._poll_s
@@ -176,6 +243,24 @@ class Claimer(Background):
         pause = self._until_next(self._gate.open(queues), look_ahead=hinted and not claimed)
         opens_in_s = self._gate.opens_in(queues)
         return pause if opens_in_s is None else min(pause, opens_in_s)
+
+    def _note_race(self, won: bool) -> None:
+        """Widen the spread after a look that came too late, narrow it after one that did not."""
+        if won:
+            self._spread_s = self._spread_s / 2 if self._spread_s > LEAST_SPREAD_S else 0.0
+        else:
+            self._spread_s = min(max(self._spread_s * 2, LEAST_SPREAD_S), LONGEST_SPREAD_S)
+
+    def _notice_busy(self) -> None:
+        now = monotonic()
+        if not self._backlog:
+            self._backlog_since = None
+        elif self._backlog_since is None:
+            self._backlog_since = now
+        busy = self._backlog_since is not None and now - self._backlog_since > BUSY_S
+        if busy is not self._busy:
+            self._busy = busy
+            self._on_busy(busy)
 
     def _claim(self, queues: Collection[str], room: int) -> int:
         sent_at = monotonic()

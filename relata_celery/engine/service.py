@@ -57,6 +57,7 @@ class LeaseService:
         emit: Callable[[Event], None],
         random: Callable[[], float],
         on_overrun: Callable[[], None] = lambda: None,
+        on_busy: Callable[[bool], None] = lambda busy: None,
         limited: Limited | None = None,
     ) -> None:
         self.owner = owner
@@ -86,6 +87,7 @@ class LeaseService:
             on_lost=self.lose,
             random=random,
             gate=self.gate,
+            on_busy=on_busy,
         )
         self.reaper = Reaper(
             queue,

@@ -77,9 +77,9 @@ class JobFilter:
         The states' first ``skip + limit`` jobs are put together: MongoDB reads several partial indexes
         side by side for a plain ``$or`` only if it need not keep an order.
         """
-        sorting = {"$sort": dict(order(sort))}
+        sorting: Document = {"$sort": dict(order(sort))}
         first, *others = ([{"$match": branch}, sorting, {"$limit": skip + limit}] for branch in self.branches())
-        united = [{"$unionWith": {"coll": COLLECTION, "pipeline": other}} for other in others]
+        united: list[Document] = [{"$unionWith": {"coll": COLLECTION, "pipeline": other}} for other in others]
         return [*first, *united, *([sorting] if others else []), {"$skip": skip}, {"$limit": limit}]
 
 

@@ -179,7 +179,13 @@ def take(owner: str, ticket: str, lease_s: float) -> Pipeline:
                 "fence": {"$add": ["$fence", 1]},
                 "attempts": {"$add": ["$attempts", 1]},
                 "started_at": NOW,
-                "lease": {"owner": literal(owner), "until": later(lease_s), "ticket": literal(ticket)},
+                "lease": {
+                    "owner": literal(owner),
+                    "until": later(lease_s),
+                    "ticket": literal(ticket),
+                    # A change stream shows an update's own fields only: so it can tell whose claim this is.
+                    "queue": "$queue",
+                },
                 # Left behind when somebody queued a finished job with a plain $set: TTL would
                 # remove it while it runs.
                 "finished_at": REMOVE,

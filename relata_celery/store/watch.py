@@ -2,8 +2,11 @@
 
 Authority: none. A lost, late or doubled hint changes nothing but when somebody looks, so no resume
 token is kept: a token can die (the server's log has moved on) and then never comes back. Whenever
-the stream was opened, for whatever reason, ``on_change`` is called once with an empty set, and its
-owner looks at everything; so nothing that happened in between waits for the next poll.
+the stream was opened, for whatever reason, ``on_change`` is called once with an empty :class:`Change`,
+and its owner looks at everything; so nothing that happened in between waits for the next poll.
+
+Cost: an open stream has the server look at every write of the database. An owner with more work than
+it can take has the watch rest.
 
 Failure: the stream is opened again, after a pause that grows with jitter. ``healthy`` is false
 meanwhile, and the owner polls faster. On a server that has no change streams (a standalone) it
@@ -17,6 +20,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pymongo
@@ -26,6 +31,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from .client import DEFAULT_DATABASE, MAJORITY, Database, Document, store_error
 from .codec import COLLECTION as JOBS
+from .job_queries import RUNNING
 from .mailboxes import MESSAGES
 
 logger = logging.getLogger("relata_celery")
@@ -38,30 +44,46 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 #: "only supported on replica sets", unknown stage, unknown command: other servers' words for "never".
 _NO_CHANGE_STREAMS = frozenset({40573, 40324, 59, 115, 303})
 
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a stream told. ``queue`` and ``id`` are None where they are not known: then look at everything.
+
+    ``run_at`` is when the job is due, by the server's clock. ``taken``: it was claimed, nothing is to be done.
+    """
+
+    queue: str | None = None
+    id: str | None = None
+    run_at: datetime | None = None
+    taken: bool = False
+
+
 Queues = Callable[[], Collection[str]]
-OnChange = Callable[[set[str]], None]
+OnChange = Callable[[Change], None]
 
 
 class Watch:
     """Follows one change stream on a thread of its own and reports to ``on_change``.
 
     ``queues`` gives the names of interest whenever it is asked; it is asked at least every five
-    seconds, and at once after :meth:`refresh`. ``on_change`` gets the queue that something was
-    inserted into, or an empty set when it can be any queue. It is called on the watching thread,
-    up to thousands of times a second: it should set a flag and return.
+    seconds, and at once after :meth:`refresh`. ``on_change`` is called on the watching thread, up to
+    thousands of times a second: it should note what it was told and return.
     """
 
     def __init__(
-        self, database: Database, collection: str, queues: Queues, on_change: OnChange, *, requeued: bool
+        self, database: Database, collection: str, queues: Queues, on_change: OnChange, *, updates: bool
     ) -> None:
         self._database = database
         self._collection = collection
         self._queues = queues
         self._on_change = on_change
-        self._requeued = requeued
+        self._updates = updates
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._awake = threading.Event()
+        self._awake.set()
         self._refreshing = False
         self._cursor_id: int | None = None
         self._followed: frozenset[str] = frozenset()
@@ -71,13 +93,13 @@ class Watch:
 
     @classmethod
     def jobs(cls, database: Database, queues: Queues, on_change: OnChange) -> Watch:
-        """A watch for jobs that are published, or put back into a queue."""
-        return cls(database, JOBS, queues, on_change, requeued=True)
+        """A watch for jobs that are published, put back into a queue, or claimed."""
+        return cls(database, JOBS, queues, on_change, updates=True)
 
     @classmethod
     def mailboxes(cls, database: Database, queues: Queues, on_change: OnChange) -> Watch:
         """A watch for messages put into mailboxes."""
-        return cls(database, MESSAGES, queues, on_change, requeued=False)
+        return cls(database, MESSAGES, queues, on_change, updates=False)
 
     @property
     def healthy(self) -> bool:
@@ -105,6 +127,7 @@ class Watch:
         seconds later; nothing is reported any more.
         """
         self._stopping.set()
+        self._awake.set()
         self._interrupt()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -117,6 +140,14 @@ class Watch:
         """
         self._refreshing = True
         self._interrupt()
+
+    def rest(self) -> None:
+        """Close the stream at the next change or within five seconds: until :meth:`resume` none is needed."""
+        self._awake.clear()
+
+    def resume(self) -> None:
+        """Open the stream again after a :meth:`rest`; ``on_change`` is told to look when it is open."""
+        self._awake.set()
 
     def _interrupt(self) -> None:
         """Have the server end the request that the watching thread waits in.
@@ -138,6 +169,7 @@ class Watch:
     def _run(self) -> None:
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
+            self._awake.wait()
             opened_at = time.monotonic()
             failure = self._round()
             self._healthy = False
@@ -183,7 +215,7 @@ class Watch:
             self._followed = queues
             self._settled_at = time.monotonic() + SETTLING_S
         cursor: CommandCursor[Document] = self._target()[self._collection].aggregate(
-            _pipeline(queues, requeued=self._requeued), maxAwaitTimeMS=int(self._await_s() * 1000)
+            _pipeline(queues, updates=self._updates), maxAwaitTimeMS=int(self._await_s() * 1000)
         )
         self._cursor_id = cursor.cursor_id
         return cursor
@@ -192,22 +224,21 @@ class Watch:
         """Report until the stream should be opened anew: asked to, other queues, other waiting time."""
         settling = self._settling()
         self._healthy = True
-        self._report(set())
-        while not self._stopping.is_set() and not self._refreshing:
-            change = cursor.try_next()
-            if change is not None:
+        self._report(Change())
+        while self._awake.is_set() and not self._stopping.is_set() and not self._refreshing:
+            event = cursor.try_next()
+            if event is not None:
                 if self._stopping.is_set():
                     return
-                queue = (change.get("fullDocument") or {}).get("queue")
-                self._report({queue} if queue else set())
+                self._report(_read(event))
             elif not cursor.alive:
                 raise _StreamEnded("the server closed the change stream")
             elif settling != self._settling() or frozenset(self._queues()) != self._followed:
                 return
 
-    def _report(self, names: set[str]) -> None:
+    def _report(self, change: Change) -> None:
         try:
-            self._on_change(names)
+            self._on_change(change)
         except Exception:
             logger.exception("a listener to changes of %s failed", self._collection)
 
@@ -230,13 +261,30 @@ class _StreamEnded(PyMongoError):
     """The stream ended without an error (its collection was dropped or renamed)."""
 
 
-def _pipeline(queues: Collection[str], *, requeued: bool) -> list[dict[str, Any]]:
-    """Only the name of the queue leaves the server; of an update not even that is known to the stream."""
-    wanted: list[Document] = [{"operationType": "insert", "fullDocument.queue": {"$in": sorted(queues)}}]
-    if requeued:
-        wanted.append({"operationType": "update", "updateDescription.updatedFields.state": "queued"})
+def _pipeline(queues: Collection[str], *, updates: bool) -> list[dict[str, Any]]:
+    """Only what the owner is told leaves the server. Of a job put back not even its queue is known to it."""
+    mine = {"$in": sorted(queues)}
+    wanted: list[Document] = [{"operationType": "insert", "fullDocument.queue": mine}]
+    if updates:
+        changed = "updateDescription.updatedFields"
+        wanted.append({"operationType": "update", f"{changed}.state": "queued"})
+        wanted.append({"operationType": "update", f"{changed}.lease.queue": mine})
+    fields = ("fullDocument", "updateDescription.updatedFields")
+    told = {f"{where}.{name}": 1 for where in fields for name in ("queue", "run_at", "state")}
     return [
         {"$changeStream": {}},
         {"$match": {"$or": wanted}},
-        {"$project": {"fullDocument.queue": 1}},
+        {"$project": {"documentKey": 1, **told}},
     ]
+
+
+def _read(event: Document) -> Change:
+    description = event.get("updateDescription") or {}
+    fields = event.get("fullDocument") or description.get("updatedFields") or {}
+    run_at = fields.get("run_at")
+    return Change(
+        queue=fields.get("queue"),
+        id=str((event.get("documentKey") or {}).get("_id")),
+        run_at=run_at if isinstance(run_at, datetime) else None,
+        taken=fields.get("state") == RUNNING,
+    )

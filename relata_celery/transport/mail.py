@@ -32,7 +32,7 @@ class MailReader(Background):
             return None
         if self._watch is None:
             self._watch = self._transport.stores.watch_mailboxes(
-                lambda: set(self._transport.listening), lambda _queues: self.wake()
+                lambda: set(self._transport.listening), lambda _change: self.wake()
             )
             self._watch.start()
         messages = self._transport.take_mail()

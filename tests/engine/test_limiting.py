@@ -73,6 +73,7 @@ class Worker:
     def round(self) -> list[str]:
         """One round of the claimer; the ids of the jobs that it brought."""
         before = len(self.delivered)
+        self.service.claimer.wake()
         self.pause = self.service.claimer.step()
         return [held.claim.id for held in self.delivered[before:]]
 

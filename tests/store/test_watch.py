@@ -16,24 +16,30 @@ from pymongo.monitoring import CommandListener
 
 from relata_celery.store import watch as watch_module
 from relata_celery.store.client import connect
-from relata_celery.store.watch import Watch
+from relata_celery.store.jobs import Jobs
+from relata_celery.store.watch import Change, Watch
 from tests.mongo import Mongod, start_replica_set, with_database
+from tests.store.builders import another_try, new_job
 from tests.waiting import wait_until
 
 Raw = pymongo.database.Database[dict[str, Any]]
 
 
 class Heard:
-    """What a watch reported, in order."""
+    """What a watch reported, in order; of what may call for a look, the queue."""
 
     def __init__(self) -> None:
         self.names: list[set[str]] = []
+        self.changes: list[Change] = []
 
-    def __call__(self, names: set[str]) -> None:
-        self.names.append(names)
+    def __call__(self, change: Change) -> None:
+        self.changes.append(change)
+        if not change.taken:
+            self.names.append({change.queue} if change.queue else set())
 
     def clear(self) -> None:
         self.names.clear()
+        self.changes.clear()
 
 
 @pytest.fixture
@@ -157,8 +163,8 @@ def test_a_listener_that_fails_does_not_end_the_watch(
     ours = connect(database_uri)
     calls = Counter[str]()
 
-    def fail(names: set[str]) -> None:
-        calls.update(names or {"look"})
+    def fail(change: Change) -> None:
+        calls.update([change.queue or "look"])
         raise RuntimeError("boom")
 
     watch = Watch.jobs(ours, lambda: {"default"}, fail)
@@ -177,13 +183,13 @@ def test_stop_returns_soon_however_often_and_whenever_it_is_called(
     monkeypatch.setattr(watch_module, "SETTLING_S", 0.0)
     monkeypatch.setattr(watch_module, "AWAIT_S", 2.0)
     database = connect(database_uri)
-    never = Watch.jobs(database, set, lambda names: None)
+    never = Watch.jobs(database, set, lambda change: None)
     never.stop()
     never.start()
     assert not never.healthy
 
     opened = threading.Event()
-    watch = Watch.jobs(database, set, lambda names: opened.set())
+    watch = Watch.jobs(database, set, lambda change: opened.set())
     watch.start()
     watch.start()
     assert opened.wait(10)
@@ -268,3 +274,43 @@ def test_a_server_that_comes_back_is_watched_again(tmp_path: Any, heard: Heard) 
         watch.stop()
         database.close()
         replica_set.stop()
+
+
+def test_a_job_is_told_with_its_time_and_that_it_was_taken(
+    watching: Any, database_uri: str, heard: Heard
+) -> None:
+    jobs = Jobs(connect(database_uri))
+    watching("jobs", {"default"})
+    jobs.enqueue([new_job("a", queue="default"), new_job("b", queue="elsewhere")])
+    jobs.claim(["default"], 1, "w1", 60.0)
+    (taken,) = jobs.claim(["elsewhere"], 1, "w1", 60.0)
+    jobs.renew([taken.claim], 60.0)
+    jobs.settle([another_try(taken, delay_s=30.0)])
+    wait_until(lambda: len(heard.changes) == 3, timeout=3, message="three changes are heard of")
+    added, claimed, back = heard.changes
+    assert (added.id, added.queue, added.taken) == ("a", "default", False)
+    assert (claimed.id, claimed.taken) == ("a", True)
+    assert (back.id, back.queue, back.taken) == ("b", None, False)
+    job, other = jobs.get("a"), jobs.get("b")
+    assert job is not None
+    assert other is not None
+    assert (added.run_at, back.run_at) == (job.run_at, other.run_at)
+    jobs.database.close()
+
+
+def test_a_watch_that_rests_has_no_stream_and_looks_once_when_it_goes_on(
+    watching: Any, database: Raw, mongo_client: pymongo.MongoClient[Any], heard: Heard
+) -> None:
+    watch = watching("jobs", {"default"})
+    watch.rest()
+    wait_until(lambda: not watch.healthy, timeout=7, message="the stream is closed")
+    wait_until(lambda: _kill_streams(mongo_client, database.name) == 0, message="the server has none")
+    database["relata_jobs"].insert_one({"queue": "default"})
+    heard.clear()
+    watch.resume()
+    wait_until(lambda: heard.names == [set()], timeout=5, message="its owner is told to look")
+    database["relata_jobs"].insert_one({"queue": "default"})
+    wait_until(lambda: {"default"} in heard.names, timeout=5, message="inserts are heard of again")
+    watch.rest()
+    watch.stop()
+    watch.stop()
