@@ -21,6 +21,7 @@ from .domain.errors import ConfigurationError, StoreError
 from .domain.events import Event
 from .domain.job import Claim, NewJob
 from .domain.limits import AI, LimitSpec, as_rate
+from .engine.claiming import Claimer
 from .engine.held import HeldJob
 from .engine.limiting import Limited
 from .engine.service import EngineSettings, LeaseService
@@ -29,7 +30,7 @@ from .store.client import Database, connect, masked
 from .store.jobs import Jobs
 from .store.limits import Limits
 from .store.mailboxes import Mailboxes
-from .store.watch import OnChange, Watch
+from .store.watch import Change, OnChange, Watch
 
 if TYPE_CHECKING:
     from .attempt import Attempt
@@ -55,8 +56,22 @@ class Stores:
     mailboxes: Mailboxes
     limits: Limits
 
-    def watch_jobs(self, queues: Callable[[], set[str]], on_change: OnChange) -> Watch:
-        return Watch.jobs(self.database, queues, on_change)
+    def watch_jobs(self, claimer: Claimer) -> Watch:
+        """A change stream that tells this claimer of jobs, and rests while it has more than it can take."""
+
+        def on_change(change: Change) -> None:
+            if change.id is None:
+                claimer.hint()
+            elif change.taken:
+                claimer.taken(change.id)
+            elif change.run_at is None:
+                claimer.added(change.id, 0.0)
+            else:
+                claimer.added(change.id, (change.run_at - self.database.clock.now()).total_seconds())
+
+        watch = Watch.jobs(self.database, lambda: claimer.queues, on_change)
+        claimer.on_busy = lambda busy: watch.rest() if busy else watch.resume()
+        return watch
 
     def watch_mailboxes(self, queues: Callable[[], set[str]], on_change: OnChange) -> Watch:
         return Watch.mailboxes(self.database, queues, on_change)
@@ -158,7 +173,6 @@ def make_service(
     followup_to_job: Callable[[Mapping[str, Any]], NewJob],
     emit: Callable[[Event], None],
     on_overrun: Callable[[], None] = lambda: None,
-    on_busy: Callable[[bool], None] = lambda busy: None,
 ) -> LeaseService:
     return LeaseService(
         stores.jobs,
@@ -170,7 +184,6 @@ def make_service(
         emit=emit,
         random=random,
         on_overrun=on_overrun,
-        on_busy=on_busy,
         limited=Limited(stores.limits, LIMITED_QUEUES, {AI: limit_spec(settings)}),
     )
 

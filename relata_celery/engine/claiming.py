@@ -79,10 +79,10 @@ class Claimer(Background):
         on_lost: Callable[[HeldJob, StopReason, str], None],
         random: Callable[[], float],
         gate: Gate | None = None,
-        on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
         super().__init__(random=random)
-        self._on_busy = on_busy
+        #: Told True when for a while there were more jobs than room, and False when that is over.
+        self.on_busy: Callable[[bool], None] = lambda busy: None
         self._gate = gate
         self._queue = queue
         self._held = held
@@ -174,6 +174,11 @@ class Claimer(Background):
         self._draining = True
         self.wake()
 
+    @property
+    def backlog(self) -> bool:
+        """Whether the last claim filled all the room there was: more jobs wait."""
+        return self._backlog
+
     def room(self) -> int:
         """How many more jobs may be claimed now."""
         return self._most() - self._held.occupying
@@ -237,7 +242,8 @@ class Claimer(Background):
             self._note_race(won=bool(claimed))
         self._backlog = claimed == room
         if self._backlog:
-            return 0.0 if self._held.occupying * 2 <= self._target else self._poll_s
+            more_fit = room == MAX_BATCH or self._held.occupying * 2 <= self._target
+            return 0.0 if more_fit else self._poll_s
         if self._gate is None:
             return self._until_next(queues, look_ahead=hinted and not claimed)
         pause = self._until_next(self._gate.open(queues), look_ahead=hinted and not claimed)
@@ -260,7 +266,7 @@ class Claimer(Background):
         busy = self._backlog_since is not None and now - self._backlog_since > BUSY_S
         if busy is not self._busy:
             self._busy = busy
-            self._on_busy(busy)
+            self.on_busy(busy)
 
     def _claim(self, queues: Collection[str], room: int) -> int:
         sent_at = monotonic()

@@ -57,7 +57,6 @@ class LeaseService:
         emit: Callable[[Event], None],
         random: Callable[[], float],
         on_overrun: Callable[[], None] = lambda: None,
-        on_busy: Callable[[bool], None] = lambda busy: None,
         limited: Limited | None = None,
     ) -> None:
         self.owner = owner
@@ -69,7 +68,9 @@ class LeaseService:
             self.gate = Gate(
                 limited, self.held, owner=owner, lease_s=settings.lease_s, poll_s=settings.poll_s, random=random
             )
-        self.settler = Settler(queue, self.held, settings.retention, emit, followup_to_job, random)
+        self.settler = Settler(
+            queue, self.held, settings.retention, emit, followup_to_job, random, lambda: self.claimer.backlog
+        )
         self.deadlines = Deadlines(self.held, self.settler, self.lose, settings.grace_s, self._drain_if_asked, random)
         self.renewer = Renewer(
             queue, self.held, settings.lease_s, settings.heartbeat_s, self.lose, emit, random, self.gate
@@ -87,7 +88,6 @@ class LeaseService:
             on_lost=self.lose,
             random=random,
             gate=self.gate,
-            on_busy=on_busy,
         )
         self.reaper = Reaper(
             queue,

@@ -39,6 +39,8 @@ FollowupToJob = Callable[[Mapping[str, Any]], NewJob]
 #: A busy worker writes its outcomes at most once in this time, in seconds. A write costs the parent
 #: about 1 ms of processor time whatever it holds, and 3 to 5 ms until MongoDB has it in its journal.
 GATHER_S = 0.01
+#: The same while more jobs wait than it has room for: how long they waited is then a matter of its rate.
+GATHER_BACKLOG_S = 0.03
 #: Before an outcome is tried again that MongoDB refused, in seconds.
 REFUSED_PAUSE_S = 2.0
 #: Most settlements in one write: keeps a flush's documents well below MongoDB's 48 MB message limit.
@@ -71,8 +73,10 @@ class Settler(Background):
         emit: Callable[[Event], None],
         followup_to_job: FollowupToJob,
         random: Callable[[], float],
+        backlog: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(random=random)
+        self._backlog = backlog
         self._queue = queue
         self._held = held
         self._retention = retention
@@ -143,12 +147,13 @@ class Settler(Background):
     def _gather(self, waiting: int) -> None:
         """Let a busy worker's outcomes come together: their slots are free already, only the write waits.
 
-        An outcome that comes alone, longer than ``GATHER_S`` after the last, or whose slot waits for it, is
-        written at once.
+        An outcome that comes alone, longer than that after the last, or whose slot waits for it, is written
+        at once.
         """
         since_s = monotonic() - self._flushed_at
-        if waiting < MAX_BATCH and since_s < GATHER_S and not self.stopping:
-            sleep(GATHER_S - since_s)
+        together_s = GATHER_BACKLOG_S if self._backlog() else GATHER_S
+        if waiting < MAX_BATCH and since_s < together_s and not self.stopping:
+            sleep(together_s - since_s)
         self._flushed_at = monotonic()
 
     def _push(self, entry: _Pending) -> None:

@@ -178,6 +178,9 @@ class Jobs(ByHand):
         random.shuffle(several)
         several.sort(key=lambda document: str(document.get("rank")))
         place = {document["_id"]: index for index, document in enumerate(several[:limit])}
+        if not place:
+            self._contended = False
+            return []
         with translated():
             query = {"_id": {"$in": list(place)}, "state": queries.QUEUED}
             seen = list(self._jobs().find(query, queries.CLAIM_FIELDS))

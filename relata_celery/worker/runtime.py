@@ -18,7 +18,7 @@ from relata_celery.domain.events import Event
 from relata_celery.domain.outcome import Released
 from relata_celery.engine.held import HeldJob
 from relata_celery.request import LeasedRequest
-from relata_celery.store.watch import Change, Watch
+from relata_celery.store.watch import Watch
 from relata_celery.transport.envelope import followup_to_job
 
 logger = logging.getLogger("relata_celery")
@@ -54,7 +54,6 @@ class WorkerRuntime:
             followup_to_job=followup_to_job,
             emit=self._emit,
             on_overrun=self._overrun,
-            on_busy=self._on_busy,
         )
         bootstrap.bind_worker(app, self)
         worker_shutting_down.connect(self._on_shutting_down)
@@ -65,7 +64,7 @@ class WorkerRuntime:
         if not self._started:
             self._started = True
             self.service.start()
-            self._watch = self.stores.watch_jobs(lambda: set(self.service.claimer.queues), self._on_change)
+            self._watch = self.stores.watch_jobs(self.service.claimer)
             self._watch.start()
             self._serve_metrics()
         if self.settings.workers_enabled:
@@ -141,25 +140,6 @@ class WorkerRuntime:
                 self.service.settle(held, Released("the worker is reconnecting"))
         else:
             transport.deliver(jobs)
-
-    def _on_change(self, change: Change) -> None:
-        claimer = self.service.claimer
-        if change.id is None:
-            claimer.hint()
-        elif change.taken:
-            claimer.taken(change.id)
-        elif change.run_at is None:
-            claimer.added(change.id, 0.0)
-        else:
-            claimer.added(change.id, (change.run_at - self.stores.database.clock.now()).total_seconds())
-
-    def _on_busy(self, busy: bool) -> None:
-        """With more jobs than room nobody needs to hear of new ones, and the server need not look for them."""
-        if self._watch is not None:
-            if busy:
-                self._watch.rest()
-            else:
-                self._watch.resume()
 
     def _free_for_jobs(self) -> int:
         """The pool's slots, less those that plain Celery tasks (acknowledged early) run in."""

@@ -45,8 +45,8 @@ class Fleet(Bench):
             followup_to_job=followup_to_job,
             emit=self.events.append,
             random=lambda: 1.0,
-            on_busy=self.busy.append,
         )
+        self.claimer.on_busy = self.busy.append
 
     @property
     def claimer(self) -> claiming.Claimer:

@@ -23,6 +23,7 @@ from relata_celery.store.client import connect
 from relata_celery.store.jobs import Jobs
 from relata_celery.store.limits import Limits
 from relata_celery.transport.envelope import followup_to_job
+from tests.operations import counted
 from tests.waiting import wait_until
 
 MESSAGE = {"body": "[[], {}, {}]", "headers": {"task": "t", "id": "x"}, "properties": {"delivery_tag": "x"}}
@@ -114,20 +115,15 @@ def worker(database_uri: str) -> Iterator[StartWorker]:
 
 
 @pytest.fixture
-def count(database: Database[dict[str, Any]]) -> Iterator[Callable[[Callable[[], Any]], Counter[str]]]:
+def count(database: Database[dict[str, Any]]) -> Callable[[Callable[[], Any]], Counter[str]]:
     """How many operations on which collection a piece of work takes, as the server saw it."""
 
-    def counted(work: Callable[[], Any]) -> Counter[str]:
-        database.command("profile", 0)
-        database.drop_collection("system.profile")
-        database.command("profile", 2)
-        work()
-        database.command("profile", 0)
-        seen = [entry["ns"].rpartition(".")[2] for entry in database["system.profile"].find({"op": {"$ne": "getmore"}})]
-        return Counter(name for name in seen if name.startswith("relata_"))
+    def counting(work: Callable[[], Any]) -> Counter[str]:
+        with counted(database) as operations:
+            work()
+        return operations.by_collection()
 
-    yield counted
-    database.command("profile", 0)
+    return counting
 
 
 def test_no_more_jobs_are_claimed_than_slots_are_free_and_the_rest_stays_queued(worker: StartWorker) -> None:
@@ -297,19 +293,19 @@ def test_jobs_of_other_queues_cost_nothing_more(worker: StartWorker, count: Any)
         costs.append(count(w.round))
         w.succeed(*(held.claim.id for held in w.delivered))
         costs.append(count(w.round))
-    assert costs[0] == costs[2] == {"relata_jobs": 2}
-    assert costs[1] == costs[3] == {"relata_jobs": 1}
+    assert costs[0] == costs[2] == {"jobs": 2}
+    assert costs[1] == costs[3] == {"jobs": 1}
 
 
 def test_a_batch_of_admitted_jobs_costs_one_operation_more(worker: StartWorker, count: Any) -> None:
     w = worker(LimitSpec(5))
     w.publish("ai", *(f"ai-{n}" for n in range(15)))
     w.slots = 5
-    assert count(w.round) == {"relata_jobs": 2, "relata_limits": 1}
+    assert count(w.round) == {"jobs": 2, "limits": 1}
     assert len(w.delivered) == 5
     w.succeed(*(held.claim.id for held in w.delivered))
     # Returned and taken in one.
-    assert count(w.round) == {"relata_jobs": 2, "relata_limits": 1}
+    assert count(w.round) == {"jobs": 2, "limits": 1}
     assert len(w.delivered) == 10
 
 
@@ -318,8 +314,8 @@ def test_the_last_slots_cost_one_operation_to_return(worker: StartWorker, count:
     w.publish("ai", "a", "b")
     w.round()
     w.succeed("a", "b")
-    assert count(w.round) == {"relata_jobs": 1, "relata_limits": 1}
-    assert count(w.round) == {"relata_jobs": 1}
+    assert count(w.round) == {"jobs": 1, "limits": 1}
+    assert count(w.round) == {"jobs": 1}
 
 
 def test_a_refused_backlog_costs_two_operations_more_in_a_poll_and_none_between(
@@ -329,17 +325,17 @@ def test_a_refused_backlog_costs_two_operations_more_in_a_poll_and_none_between(
     two.round()  # the first one also looks how long it may rest
     one.publish("ai", *(f"ai-{n}" for n in range(10)))
     one.round()
-    assert count(two.round) == {"relata_jobs": 2, "relata_limits": 1}
-    assert count(two.round) == {"relata_jobs": 1}
+    assert count(two.round) == {"jobs": 2, "limits": 1}
+    assert count(two.round) == {"jobs": 1}
     two.publish("default", "p")
-    assert count(two.round) == {"relata_jobs": 2}
+    assert count(two.round) == {"jobs": 2}
 
 
 def test_renewal_of_all_slots_is_one_operation(worker: StartWorker, count: Any) -> None:
     w = worker(LimitSpec(5))
     w.publish("ai", *"abcde")
     w.round()
-    assert count(w.service.renewer.step) == {"relata_jobs": 1, "relata_limits": 1}
+    assert count(w.service.renewer.step) == {"jobs": 1, "limits": 1}
     w.succeed(*"abcde")
     w.round()
     assert count(w.service.renewer.step) == {}
