@@ -16,7 +16,7 @@ from kombu.exceptions import EncodeError
 
 from . import bootstrap
 from .attempt import REQUEST_KEY, Attempt, run_detached
-from .conf import check_task_options
+from .conf import check_call_options, check_task_options
 from .domain.errors import ConfigurationError, InvalidJob
 from .transport.envelope import HEADER
 from .worker.checks import StartRefused
@@ -24,6 +24,9 @@ from .worker.install import install
 
 #: Options of a job that travel with one call (``apply_async(..., item_id="doc-7")``).
 CALL_OPTIONS = ("item_id", "tags", "unique_key", "max_attempts", "timeout")
+
+#: Celery's own options of one call that say when and how long; checked before anything is made of them.
+CALL_TIMES = ("countdown", "eta", "expires", "soft_time_limit", "time_limit")
 
 #: What is shown instead of the arguments of a sensitive task.
 HIDDEN = "(hidden)"
@@ -43,7 +46,8 @@ class LeasedTask(Task):
     ``relata_max_attempts``), ``timeout`` (seconds one attempt may take, default ``relata_job_timeout``),
     ``retry_on_timeout`` (default no), ``priority`` (0 to 9, 9 first), ``queue``, ``ai``, ``sensitive`` (arguments and
     results are kept out of events, the log and ``celery inspect``).
-    Celery's ``max_retries`` is understood: it means ``max_attempts`` - 1.
+    Celery's ``max_retries`` is understood: it means ``max_attempts`` - 1. Periods are seconds or a timedelta.
+    A wrong or contradictory option raises StartRefused (a ConfigurationError) when the task is bound to its app.
     """
 
     abstract = True
@@ -83,30 +87,33 @@ class LeasedTask(Task):
         install(app)
         if cls.__dict__.get("_options_checked") or not getattr(cls, "name", None):
             return
-        cls._options_checked = True
         try:
-            stated = {
-                option: getattr(cls, attribute)
-                for option, attribute in _OPTIONS.items()
-                if getattr(cls, attribute, None) is not None
-            }
-            check_task_options(cls.name, stated)
+            stated = {option: getattr(cls, attribute, None) for option, attribute in _OPTIONS.items()}
+            checked = check_task_options(cls.name, stated)
             cls._settle_attempts(bootstrap.settings_of(app).max_attempts)
         except ConfigurationError as exc:
             raise StartRefused(str(exc)) from exc
+        for option in _PERIODS:
+            if (seconds := getattr(checked, option)) is not None:
+                setattr(cls, option, seconds)
+        cls._options_checked = True
 
     @classmethod
     def _settle_attempts(cls, default: int) -> None:
-        """One counter behind two names: Celery's retries and our attempts."""
-        stated = getattr(cls, "max_attempts", None)
-        if stated is None:
-            retries = cls.max_retries
-            stated = default if retries is None else retries + 1
-            if retries is None and _states_no_limit(cls):
-                stated = UNLIMITED
-        cls.max_attempts = stated
-        if cls.max_retries is None:
-            cls.max_retries = stated - 1
+        """One counter behind two names, Celery's retries and our attempts; the nearest class that states one wins."""
+        attempts = default
+        for base in cls.__mro__[: cls.__mro__.index(LeasedTask)]:
+            stated, retries = base.__dict__.get("max_attempts"), base.__dict__.get("max_retries")
+            if stated is not None and retries is not None and retries != stated - 1:
+                raise ConfigurationError(
+                    f"task {cls.name}: max_retries is {retries}, must be max_attempts ({stated}) less one, or left out"
+                )
+            if stated is None and "max_retries" in base.__dict__:
+                stated = UNLIMITED if retries is None else retries + 1
+            if stated is not None:
+                attempts = stated
+                break
+        cls.max_attempts, cls.max_retries = attempts, attempts - 1
 
     # -- publishing -----------------------------------------------------------------------------
 
@@ -120,13 +127,20 @@ class LeasedTask(Task):
         """Publish a job; return its ``AsyncResult``.
 
         Besides Celery's options: ``item_id`` (what the job is about, searchable), ``tags``,
-        ``unique_key`` (at most one unfinished job has it), ``max_attempts``, ``timeout``.
-        The same ``task_id`` twice is one job. Raises :class:`InvalidJob` for a job that the queue
-        cannot take (arguments that are no JSON, over 16 MB, priority out of range) and
-        ``kombu.exceptions.OperationalError`` when MongoDB cannot be reached, within ten seconds.
+        ``unique_key`` (at most one unfinished job has it), ``max_attempts``, ``timeout``. Periods
+        (``timeout``, ``countdown``, ``expires``, the time limits) are seconds or a timedelta.
+        The same ``task_id`` twice is one job.
+
+        Raises, with nothing written: :class:`InvalidJob`, which names the job type, for what the queue cannot
+        take (arguments that are no JSON, more than 15 MiB, an option, priority or time that is wrong or out of
+        range); :class:`DuplicateJob` when an unfinished job holds the ``unique_key``; TypeError when the
+        arguments do not fit the function. Raises ``kombu.exceptions.OperationalError``, within ten seconds,
+        when MongoDB cannot be reached or refuses. Inside ``bulk()`` what the database says comes later.
         """
-        ours = {key: options.pop(key) for key in CALL_OPTIONS if options.get(key) is not None}
-        check_task_options(self.name, ours)
+        given = {key: options.pop(key) for key in (*CALL_OPTIONS, *CALL_TIMES) if options.get(key) is not None}
+        checked = check_call_options(self.name, given)
+        ours = {key: checked.pop(key) for key in CALL_OPTIONS if key in checked}
+        options.update(checked)
         headers = dict(options.pop("headers", None) or {})
         # What a first publish said goes on to hold for those that repeat it (retry, replace).
         said = headers.get(HEADER)
@@ -134,7 +148,7 @@ class LeasedTask(Task):
             "max_attempts": self.max_attempts, **(said if isinstance(said, Mapping) else {}), **ours
         }  # fmt: skip
         if options.get("countdown") is not None:
-            stored["delay_s"] = float(options["countdown"])
+            stored["delay_s"] = options["countdown"]
         else:
             stored.pop("delay_s", None)
         headers[HEADER] = stored
@@ -165,8 +179,11 @@ class LeasedTask(Task):
     def retry(self, *args: Any, max_retries: int | None = None, **options: Any) -> Any:
         """Run the job again, as Celery's ``Task.retry``; it is put back when this attempt is settled.
 
-        Without ``max_retries`` the job's own ``max_attempts`` is the limit.
+        Without ``max_retries`` the job's own ``max_attempts`` is the limit. Raises InvalidJob for a wrong
+        ``countdown`` or ``eta``.
         """
+        given = {key: options.pop(key) for key in CALL_TIMES if options.get(key) is not None}
+        options.update(check_call_options(self.name, given))
         attempt: Attempt | None = self.request.get(REQUEST_KEY)
         if attempt is None:
             return super().retry(*args, max_retries=max_retries, **options)
@@ -210,7 +227,15 @@ _OPTIONS = {
     "retry_on_timeout": "retry_on_timeout",
     "ai": "ai",
     "sensitive": "sensitive",
+    "max_retries": "max_retries",
+    "soft_time_limit": "soft_time_limit",
+    "time_limit": "time_limit",
+    "default_retry_delay": "default_retry_delay",
+    "expires": "expires",
 }
+
+#: Those that may be given as a timedelta: from there on they are what the check made of them.
+_PERIODS = ("timeout", "soft_time_limit", "time_limit", "default_retry_delay", "expires")
 
 #: What Celery's decorator takes or makes besides the attributes of its Task class.
 _DECORATOR = frozenset(
@@ -239,16 +264,6 @@ def _refuse_unknown(cls: type) -> None:
 
 #: Attempts of a task that states ``max_retries=None``, which in Celery means "for ever".
 UNLIMITED = 1_000_000
-
-
-def _states_no_limit(cls: type) -> bool:
-    """Whether the task itself says ``max_retries=None`` (and not merely inherits our default)."""
-    for base in cls.__mro__:
-        if base is LeasedTask:
-            return False
-        if "max_retries" in base.__dict__:
-            return base.__dict__["max_retries"] is None
-    return False
 
 
 def job(*args: Any, **options: Any) -> Any:

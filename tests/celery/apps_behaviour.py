@@ -316,6 +316,13 @@ def _loop(seconds: float) -> None:
         time.sleep(0.02)
 
 
+@task(timeout=timedelta(minutes=5), soft_time_limit=timedelta(minutes=4), time_limit=timedelta(minutes=5))
+def in_time(retried: bool = False) -> str:
+    if retried and current_job().attempt == 1:
+        raise celery.current_task.retry(countdown=timedelta(seconds=0.1))
+    return "in time"
+
+
 @task(timeout=1)
 def too_long() -> None:
     _loop(60)

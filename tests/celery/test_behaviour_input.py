@@ -51,7 +51,7 @@ def test_a_priority_out_of_range_is_refused_at_the_caller(sites: Sites, priority
     [{"max_attempts": 0}, {"timeout": -1}, {"tags": "not-a-list"}, {"item_id": ""}, {"unique_key": "x" * 300}],
 )
 def test_a_wrong_option_of_a_call_is_refused_there(sites: Sites, options: dict[str, Any]) -> None:
-    with pytest.raises(Exception, match=next(iter(options))):
+    with pytest.raises(InvalidJob, match=f'job type "echo": {next(iter(options))} is '):
         sites.of("threads").apply("echo", **options)
 
 
@@ -218,6 +218,8 @@ def refused(
         ("priority=11", ["priority is 11", "0 to 9"]),
         ('priority="high"', ["priority is 'high'", "0 to 9"]),
         ("timeout=-1", ["timeout is -1"]),
+        ("max_retries=-1", ["max_retries is -1", "0 to 999"]),
+        ("max_attempts=3, max_retries=7", ["max_retries is 7", "max_attempts (3) less one"]),
         ("queue=5", ["queue is 5"]),
         ("max_atempts=3", ["max_atempts", "did you mean max_attempts"]),
         ('ai="yes"', ["ai is 'yes'", "True or False"]),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -30,10 +32,20 @@ def test_a_timeout_is_retried_where_the_task_says_so(site: Site) -> None:
     assert second["outcome"] == "succeeded"
 
 
-def test_a_call_states_its_own_time(site: Site) -> None:
-    result = site.apply("checks", str(site.folder / "called"), timeout=1)
+@pytest.mark.parametrize("timeout", [1, timedelta(seconds=1)])
+def test_a_call_states_its_own_time(site: Site, timeout: Any) -> None:
+    result = site.apply("checks", str(site.folder / "called"), timeout=timeout)
     assert site.wait_end(result)["error_class"] == "timeout"
     wait_until(lambda: site.journal("checks", id=result.id), timeout=60)
+
+
+def test_times_are_stated_as_timedelta_too(site: Site) -> None:
+    minute = timedelta(minutes=1)
+    delays = {"countdown": timedelta(seconds=0.1), "expires": minute}
+    result = site.apply("in_time", True, timeout=minute, soft_time_limit=minute, time_limit=minute, **delays)
+    assert site.get(result) == "in time"
+    assert site.outcomes(result) == ["retried", "succeeded"]
+    assert site.get(site.send("in_time")) == "in time"
 
 
 def test_a_soft_time_limit_can_be_caught(site: Site) -> None:
