@@ -22,7 +22,7 @@ from .attempt import REQUEST_KEY
 from .domain.errors import JobError
 from .domain.job import JobState
 from .domain.outcome import Encoded
-from .store.client import masked
+from .store.client import connect, masked
 from .store.results import Results, StoredResult
 
 #: Between two looks at a result that is waited for, in seconds: from quick to patient.
@@ -57,7 +57,7 @@ class RelataBackend(BaseBackend):
     @property
     def results(self) -> Results:
         if self._results is None:
-            self._results = Results(bootstrap.open_stores(self._uri).database)
+            self._results = Results(connect(self._uri))
         return self._results
 
     # -- writing --------------------------------------------------------------------------------

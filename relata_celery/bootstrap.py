@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from random import random
 from typing import TYPE_CHECKING, Any
 
+from celery import _state
+
 from .conf import Settings, load_settings
 from .domain.errors import ConfigurationError, StoreError
 from .domain.events import Event
@@ -77,10 +79,16 @@ class Stores:
         return Watch.mailboxes(self.database, queues, on_change)
 
 
-def open_stores(uri: str) -> Stores:
-    """The stores of a MongoDB URI. Connects at first use."""
-    database = connect(uri)
-    return Stores(database, Jobs(database), Mailboxes(database), Limits(database))
+def open_stores(uri: str, settings: Settings | None = None) -> Stores:
+    """The stores of a MongoDB URI. Connects at first use. Without settings: :func:`settings_behind` it.
+
+    Raises ConfigurationError when those are not valid.
+    """
+    database, settings = connect(uri), settings or settings_behind(uri)
+    jobs = Jobs(
+        database, default_max_attempts=settings.max_attempts, retention_failed_s=settings.retention_failed
+    )
+    return Stores(database, jobs, Mailboxes(database), Limits(database))
 
 
 def mongodb_uri(app: Any) -> str:
@@ -104,7 +112,7 @@ def has_our_broker(app: Any) -> bool:
 
 
 def stores_of(app: Any) -> Stores:
-    return open_stores(mongodb_uri(app))
+    return open_stores(mongodb_uri(app), settings_of(app))
 
 
 # -- settings -----------------------------------------------------------------------------------
@@ -117,6 +125,23 @@ def settings_of(app: Any) -> Settings:
         settings = load_settings(_relata_keys(app.conf), os.environ)
         app.__dict__[_SETTINGS_KEY] = settings
     return settings
+
+
+def settings_behind(uri: str) -> Settings:
+    """The settings of this process's app whose broker is ``uri``, the current app before others.
+
+    A kombu transport knows its URI and no app. Where no app has that broker (kombu used by itself) it is
+    the environment and the defaults that count.
+    """
+    for app in (_state.get_current_app(), *_state._get_active_apps()):
+        if app.configured and _has_broker(app, uri):
+            return settings_of(app)
+    return load_settings({}, os.environ)
+
+
+def _has_broker(app: Any, uri: str) -> bool:
+    urls = (app.conf.broker_write_url, app.conf.broker_read_url)
+    return any(isinstance(url, str) and url.split(";", 1)[0].removeprefix(URL_PREFIX) == uri for url in urls)
 
 
 def _relata_keys(conf: Any) -> Mapping[str, Any]:
@@ -195,10 +220,10 @@ def standalone_service(
     deliver: Callable[[Sequence[HeldJob]], None],
     followup_to_job: Callable[[Mapping[str, Any]], NewJob],
 ) -> LeaseService:
-    """An engine for a plain kombu consumer, outside any Celery worker, with default settings."""
+    """An engine for a plain kombu consumer, outside any Celery worker."""
     return make_service(
         stores,
-        load_settings({}, os.environ),
+        settings_behind(stores.database.uri),
         slots=slots,
         deliver=deliver,
         followup_to_job=followup_to_job,

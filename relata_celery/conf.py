@@ -365,7 +365,7 @@ def _period(value: Any, highest: float, lowest: float = 0.0) -> float:
     return float(seconds)
 
 
-def _moment(value: Any) -> datetime | str:
+def _moment(value: Any) -> Any:
     """A time as it was given, if it is one that every time zone has."""
     _require(isinstance(value, (datetime, str)))
     moment = value if isinstance(value, datetime) else datetime.fromisoformat(value.replace("Z", "+00:00"))

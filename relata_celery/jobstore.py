@@ -37,9 +37,7 @@ class JobStore:
 
         Raises :class:`~relata_celery.domain.errors.ConfigurationError` for another broker.
         """
-        settings = bootstrap.settings_of(app)
-        database = bootstrap.stores_of(app).database
-        return cls(Jobs(database, default_max_attempts=settings.max_attempts), settings.retention_failed)
+        return cls(bootstrap.stores_of(app).jobs, bootstrap.settings_of(app).retention_failed)
 
     def get(self, job_id: str) -> Job | None:
         """The job with this id; None when there is none."""

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 from relata_celery import bootstrap
 from relata_celery.conf import ENVIRONMENT_PREFIX, PREFIX, Settings, environment_warnings
 from relata_celery.domain.errors import ConfigurationError, ServerTooOld, StoreError
-from relata_celery.store.client import Database, ServerInfo, masked
+from relata_celery.store.client import Database, ServerInfo, connect, masked
 from relata_celery.store.codec import COLLECTION
 from relata_celery.store.indexes import check_indexes
 from relata_celery.worker.checks import UNSAFE_CONTENT
@@ -66,7 +66,7 @@ def check_up(app: Any) -> Iterator[Check]:
     except ConfigurationError as exc:
         yield _failed("broker", exc, f"set broker_url to relata+mongodb://host/database{name_an_app(app)}")
         return
-    database = bootstrap.open_stores(uri).database
+    database = connect(uri)
     try:
         started = time.monotonic()
         info = database.server_info()
