@@ -285,12 +285,13 @@ class Database:
         return ServerInfo(str(version), hello.get("setName"), hello.get("msg") == "isdbgrid")
 
     def require_supported(self) -> ServerInfo:
-        """The server's info; raises ServerTooOld below MongoDB 5.0."""
+        """The server's info; raises ServerTooOld below ``MINIMUM_VERSION``."""
         info = self.server_info()
         seen = tuple(int(part) for part in re.findall(r"\d+", info.version)[:2])
         if seen < MINIMUM_VERSION:
             raise ServerTooOld(
-                f"MongoDB at {masked(self.uri)} is version {info.version}; relata_celery needs 5.0 or newer"
+                f"MongoDB at {masked(self.uri)} is version {info.version}; "
+                f"relata_celery needs {'.'.join(map(str, MINIMUM_VERSION))} or newer"
             )
         return info
 

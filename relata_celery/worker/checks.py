@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from relata_celery import bootstrap
-from relata_celery.conf import environment_warnings
+from relata_celery.conf import MAX_TIMEOUT_S, environment_warnings
 from relata_celery.domain.errors import ConfigurationError
 
 logger = logging.getLogger("relata_celery")
@@ -33,6 +33,7 @@ def check_configuration(app: Any, worker: Any) -> None:
     try:
         settings = bootstrap.settings_of(app)
         bootstrap.mongodb_uri(app)
+        _check_pool(worker)
         if settings.metrics_port is not None and find_spec("prometheus_client") is None:
             raise ConfigurationError(
                 'metrics_port is set, but prometheus-client is not installed: pip install "relata_celery[metrics]"'
@@ -43,6 +44,22 @@ def check_configuration(app: Any, worker: Any) -> None:
         raise StartRefused(str(exc)) from exc
     for line in (*environment_warnings(os.environ), *_without_effect(app)):
         logger.warning("%s", line)
+
+
+def _check_pool(worker: Any) -> None:
+    pool = worker.pool_cls
+    if pool.is_green:
+        raise ConfigurationError(
+            "a gevent or eventlet pool cannot keep the time limits of leased jobs: use -P prefork, threads or solo"
+        )
+    if worker.autoscale and not pool.uses_semaphore:
+        raise ConfigurationError(
+            "--autoscale needs a pool of processes (-P prefork); threads and solo cannot grow: leave it out, "
+            "and give threads their number with -c"
+        )
+    for setting, seconds in (("task_time_limit", worker.time_limit), ("task_soft_time_limit", worker.soft_time_limit)):
+        if seconds is not None and (not isinstance(seconds, (int, float)) or not 0 <= seconds <= MAX_TIMEOUT_S):
+            raise ConfigurationError(f"{setting} is {seconds!r}, must be seconds from 0 (no limit) to {MAX_TIMEOUT_S:.0f}")
 
 
 def _check_content(name: str, accepted: Any, allowed: bool) -> None:

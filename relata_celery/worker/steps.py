@@ -14,10 +14,11 @@ from celery import bootsteps
 from celery.worker.state import maybe_shutdown
 
 from relata_celery import bootstrap
-from relata_celery.domain.errors import StoreUnavailable
+from relata_celery.domain.errors import ServerTooOld, StoreError, StoreUnavailable
+from relata_celery.store.client import masked
 from relata_celery.store.indexes import ensure_indexes
 
-from .checks import check_configuration
+from .checks import StartRefused, check_configuration
 from .runtime import WorkerRuntime
 
 logger = logging.getLogger("relata_celery")
@@ -31,7 +32,11 @@ class Engine(bootsteps.StartStopStep):
         worker.relata = WorkerRuntime(worker.app, worker, bootstrap.settings_of(worker.app))
 
     def start(self, worker: Any) -> None:
-        wait_for_mongodb(worker.relata.stores)
+        try:
+            wait_for_mongodb(worker.relata.stores)
+        except StartRefused as refused:
+            logger.critical("%s", refused)
+            raise SystemExit(refused.exit_code) from None
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:
         worker.relata.watch_processes(hub)
@@ -60,7 +65,10 @@ class Leases(bootsteps.StartStopStep):
 
 
 def wait_for_mongodb(stores: bootstrap.Stores) -> None:
-    """Return when MongoDB can be used, with its indexes in place; say so while it cannot."""
+    """Return when MongoDB can be used, with its indexes in place; say so while it cannot be reached.
+
+    Raises :class:`StartRefused` when waiting would not help: its version is too old, or this user may not.
+    """
     pause_s = 1.0
     while True:
         maybe_shutdown()
@@ -71,5 +79,9 @@ def wait_for_mongodb(stores: bootstrap.Stores) -> None:
             return
         except StoreUnavailable as exc:
             logger.error("MongoDB cannot be reached: %s; trying again in %.0f s", exc, pause_s)
+        except ServerTooOld as exc:
+            raise StartRefused(str(exc)) from exc
+        except StoreError as exc:
+            raise StartRefused(f"MongoDB at {masked(stores.database.uri)} cannot be used: {exc}") from exc
         sleep(pause_s)
         pause_s = min(pause_s * 2, 15.0)
