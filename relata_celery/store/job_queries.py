@@ -14,7 +14,6 @@ before that stage. What a person does by hand has its queries in :mod:`.by_hand_
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -37,6 +36,9 @@ RUNNING = JobState.RUNNING.value
 FAILED = JobState.FAILED.value
 CANCELLED = JobState.CANCELLED.value
 RANKS = list(range(10))
+
+#: At or after it is every date that a document can hold, and nothing of another type.
+_FIRST_DATE = datetime.min.replace(tzinfo=timezone.utc)
 
 NOW = "$$NOW"
 REMOVE = "$$REMOVE"
@@ -77,14 +79,15 @@ def by_fence(pairs: Iterable[tuple[Any, Any]]) -> Document:
     ``_id`` stands at the top also when there are several fences: the ids' bounds then come from it, and
     the ``$or`` is only checked on the documents found.
     """
-    groups: dict[Any, list[Any]] = defaultdict(list)
+    # By what the fence looks like: one that was edited into a list or an object is no key of a dict.
+    groups: dict[str, tuple[Any, list[Any]]] = {}
     for job_id, fence in pairs:
-        groups[fence].append(job_id)
+        groups.setdefault(repr(fence), (fence, []))[1].append(job_id)
     if len(groups) == 1:
-        ((fence, ids),) = groups.items()
+        ((fence, ids),) = groups.values()
         return {"_id": {"$in": ids}, "fence": fence}
-    every = [job_id for ids in groups.values() for job_id in ids]
-    branches = [{"fence": fence, "_id": {"$in": ids}} for fence, ids in groups.items()]
+    every = [job_id for _fence, ids in groups.values() for job_id in ids]
+    branches = [{"fence": fence, "_id": {"$in": ids}} for fence, ids in groups.values()]
     return {"_id": {"$in": every}, "$or": branches}
 
 
@@ -141,7 +144,8 @@ def entry_of(
 # ---------------------------------------------------------------- claim and renew
 
 
-#: A queued job's time has come, by the server's clock.
+#: A queued job's time has come, by the server's clock. A ``run_at`` that is no date, set by hand, counts as past:
+#: numbers and texts sort before every date.
 DUE: Mapping[str, Any] = {"$lte": ["$run_at", NOW]}
 
 
@@ -321,9 +325,9 @@ def take_place(document: Any) -> Pipeline:
 
 
 def waiting(queues: Collection[str]) -> Document:
-    """Queued jobs of these queues. Naming every rank lets the claim index give them by ``run_at``, by
-    merging one scan per queue and rank."""
-    return {"state": QUEUED, "queue": {"$in": list(queues)}, "rank": {"$in": RANKS}}
+    """Queued jobs of these queues whose ``run_at`` is a date. Naming every rank lets the claim index give them
+    by ``run_at``, by merging one scan per queue and rank."""
+    return {"state": QUEUED, "queue": {"$in": list(queues)}, "rank": {"$in": RANKS}, "run_at": {"$gte": _FIRST_DATE}}
 
 
 #: How long until a queued job is due, by the server's clock; below zero when it is.

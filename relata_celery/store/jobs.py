@@ -430,12 +430,12 @@ def _verdict(settlement: Settlement, document: Document | None) -> Verdict:
 
 
 def _reaped(document: Document, state: str) -> Reaped:
-    lease, message, attempts = (document.get(name) for name in ("lease", "message", "attempts"))
+    lease, message, attempts, fence = (document.get(name) for name in ("lease", "message", "attempts", "fence"))
     return Reaped(
         id=str(document["_id"]),
         type=str(document.get("type")),
         queue=str(document.get("queue")),
-        fence=int(document.get("fence") or 0),
+        fence=fence if isinstance(fence, int) else 0,
         attempt=attempts if isinstance(attempts, int) else 0,
         state=JobState(state),
         owner=str(lease.get("owner")) if isinstance(lease, Mapping) else "",

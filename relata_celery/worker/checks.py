@@ -57,9 +57,10 @@ def _check_pool(worker: Any) -> None:
             "--autoscale needs a pool of processes (-P prefork); threads and solo cannot grow: leave it out, "
             "and give threads their number with -c"
         )
-    for setting, seconds in (("task_time_limit", worker.time_limit), ("task_soft_time_limit", worker.soft_time_limit)):
-        if seconds is not None and (not isinstance(seconds, (int, float)) or not 0 <= seconds <= MAX_TIMEOUT_S):
-            raise ConfigurationError(f"{setting} is {seconds!r}, must be seconds from 0 (no limit) to {MAX_TIMEOUT_S:.0f}")
+    limits = {"task_time_limit": worker.time_limit, "task_soft_time_limit": worker.soft_time_limit}
+    for name, limit in limits.items():
+        if limit is not None and (not isinstance(limit, (int, float)) or not 0 <= limit <= MAX_TIMEOUT_S):
+            raise ConfigurationError(f"{name} is {limit!r}, must be seconds from 0 (no limit) to {MAX_TIMEOUT_S:.0f}")
 
 
 def _check_content(name: str, accepted: Any, allowed: bool) -> None:
