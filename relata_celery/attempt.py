@@ -25,11 +25,10 @@ from billiard.einfo import ExceptionWithTraceback
 from celery import current_app
 from celery.app.trace import fast_trace_task, trace_task_ret
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
-from kombu.serialization import loads as loads_message
-from kombu.serialization import prepare_accept_content
+from kombu.exceptions import OperationalError
 
 from relata_celery.domain.classify import describe, retry_after_s
-from relata_celery.domain.errors import JobCancelled, JobError, JobTimeout, LeaseLost, RelataError
+from relata_celery.domain.errors import JobCancelled, JobError, JobTimeout, LeaseLost, RelataError, StoreError
 from relata_celery.domain.job import ErrorClass
 from relata_celery.domain.outcome import (
     Encoded,
@@ -42,19 +41,23 @@ from relata_celery.domain.outcome import (
     Snoozed,
     Succeeded,
 )
-from relata_celery.domain.redact import MAX_TEXT, clean, is_panic, mask_secrets
+from relata_celery.domain.redact import MAX_TEXT, cap, clean, is_panic, mask_secrets
 from relata_celery.engine.held import StopReason
 
 from . import bootstrap
 from .board import BoardReader
+from .following import checked_body, decode_body, dispatch_success, failure_followups
 from .interrupt import EXCEPTIONS, BoardSignal, StopSignal, ThreadSignal
 from .transport.capture import Capture
-from .transport.envelope import HEADER
+from .transport.envelope import with_max_attempts
 
 logger = logging.getLogger("relata_celery")
 
 #: The key under which the attempt travels through Celery's request context.
 REQUEST_KEY = "relata_attempt"
+
+#: What the publishing of a next step may raise although nothing is wrong with the step.
+_MAY_WORK_LATER = (StoreError, OperationalError, OSError)
 
 #: What ``lease_until`` shows where there is no lease (``apply()``), in seconds from the start.
 DETACHED_LEASE_S = 86_400.0
@@ -112,7 +115,9 @@ def trace_job(
         return 1, (LeaseForfeited("given back before it began"), None), 0.0
     app = current_app._get_current_object()
     try:
-        args, kwargs, attempt.embed = _checked_body(_decode(app, body, content_type, content_encoding))
+        args, kwargs, attempt.embed = checked_body(
+            decode_body(app, body, content_type, content_encoding)
+        )
     except Exception as exc:
         text = f"message cannot be decoded: {type(exc).__name__}: {exc}"[:500]
         return 1, (Failed(ErrorInfo(ErrorClass.PERMANENT, text, "DecodeError", "kombu.exceptions")), None), 0.0
@@ -134,28 +139,6 @@ def trace_job(
         (replace(outcome, duration_ms=duration_ms), None if failed else shown),
         runtime or 0.0,
     )
-
-
-def _decode(app: Any, body: Any, content_type: str | None, content_encoding: str | None) -> Any:
-    if not content_type:
-        return body
-    accept = prepare_accept_content(app.conf.accept_content)
-    return loads_message(body, content_type, content_encoding, accept=accept)
-
-
-def _checked_body(body: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-    """Arguments, keywords, and what is to follow; ValueError when a body edited by hand holds none of these."""
-    args, kwargs, embed = body
-    embed = embed or {}
-    if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping) or not isinstance(embed, Mapping):
-        raise ValueError("its body is not a list of arguments, keywords and follow-ups")
-    for name in ("callbacks", "errbacks", "chain"):
-        steps = embed.get(name) or []
-        if not isinstance(steps, list) or not all(isinstance(step, Mapping) for step in steps):
-            raise ValueError(f"its {name} are not a list of signatures")
-    if not isinstance(embed.get("chord") or {}, Mapping):
-        raise ValueError("its chord is not a signature")
-    return args, kwargs, embed
 
 
 def _outside_handler(app: Any, name: str, failed: int, shown: Any) -> Outcome:
@@ -206,8 +189,10 @@ class Attempt:
                     self.signal.enter()
                     value = task.run(*args, **kwargs)
                 finally:
-                    self.signal.leave()
-                    self.end_uses()
+                    try:
+                        self.signal.leave()
+                    finally:
+                        self.end_uses()
         except (WorkerShutdown, WorkerTerminate):
             raise
         except BaseException as exc:
@@ -217,6 +202,7 @@ class Attempt:
         finally:
             _current.reset(token)
             request.update(callbacks=None, errbacks=None, chain=None, chord=None)
+            self.signal.leave()  # again: an interrupt may have landed before the first had done its work
         if verdict is not None:
             raise verdict
         return value
@@ -239,11 +225,14 @@ class Attempt:
             return self._fail(task, JobError(info.text), info)
         try:
             with self.capture.collecting():
-                _dispatch_success(task, self.embed, value)
+                dispatch_success(task, self.embed, value)
         except Exception as exc:
             info = describe(exc, task.__module__)
-            info = replace(info, text=f"its next step cannot be published: {info.text}"[:MAX_TEXT])
-            return self._fail(task, JobError(info.text), info)
+            # To make a step fails each time; only what Celery asks MongoDB for on the way may work later.
+            error_class = info.error_class if isinstance(exc, _MAY_WORK_LATER) else ErrorClass.PERMANENT
+            text = cap(f"its next step cannot be published: {info.text}")
+            info = replace(info, error_class=error_class, text=text)
+            return self._fail(task, JobError(info.text, error_class=error_class), info)
         self.outcome = Succeeded(result, tuple(self.capture.followups))
         return None
 
@@ -282,6 +271,9 @@ class Attempt:
 
     def _retry(self, exc: Retry, task: Any) -> BaseException:
         message = self.capture.republished["message"] if self.capture.republished else None
+        granted = self.retry_limit or 0
+        if message is not None and granted > self.ticket.max_attempts:
+            message = with_max_attempts(message, granted)
         error = describe(exc.exc, task.__module__) if exc.exc is not None and task is not None else None
         self.outcome = RetryRequested(
             _seconds_until(exc.when, message), error, message, max_attempts=self.retry_limit
@@ -440,90 +432,6 @@ def _is_portable(exc: Exception) -> bool:
     except Exception:
         return False
     return True
-
-
-def _dispatch_success(task: Any, embed: Mapping[str, Any], value: Any) -> None:
-    """Publish links and the next chain step, as Celery's tracer does after a success."""
-    from celery.canvas import group, maybe_signature
-
-    request = task.request
-    options = {"parent_id": request.id, "root_id": request.root_id or request.id}
-    if task.app.conf.task_inherit_parent_priority:
-        options["priority"] = (request.delivery_info or {}).get("priority")
-    signatures = [maybe_signature(callback, app=task.app) for callback in embed.get("callbacks") or ()]
-    single = [signature for signature in signatures if not isinstance(signature, group)]
-    for signature in signatures:
-        if isinstance(signature, group):
-            signature.apply_async((value,), **options)
-    if len(single) > 1:
-        group(single, app=task.app).apply_async((value,), **options)
-    elif single:
-        single[0].apply_async((value,), **options)
-    chain = embed.get("chain")
-    if chain:
-        maybe_signature(chain[-1], app=task.app).apply_async((value,), chain=chain[:-1], **options)
-    chord = embed.get("chord")
-    if chord:
-        request.chord = chord
-        try:
-            task.backend.on_chord_part_return(request, "SUCCESS", value)
-        finally:
-            request.chord = None
-
-
-def failure_followups(
-    task: Any, request: Any, embed: Mapping[str, Any], info: ErrorInfo
-) -> tuple[Mapping[str, Any], ...]:
-    """What a final failure calls for: its errbacks, and the failure of the steps that waited for it."""
-    if not embed.get("errbacks") and not embed.get("chain"):
-        return ()
-    capture = Capture(request.id)
-    try:
-        with capture.collecting():
-            request.errbacks = embed.get("errbacks")
-            if request.errbacks:
-                task.backend._call_task_errbacks(request, JobError(info.text), info.traceback)
-    except Exception as exc:
-        logger.error("job %s: its errbacks cannot be published: %s", request.id, type(exc).__name__)
-    finally:
-        request.errbacks = None
-    return (*capture.followups, *_failed_steps(task, request, embed.get("chain") or (), info))
-
-
-def _failed_steps(task: Any, request: Any, chain: Any, info: ErrorInfo) -> list[Mapping[str, Any]]:
-    """The rest of a chain, as jobs that have failed: whoever waits for its result waits no longer."""
-    failure = {
-        "error": f"not run, as a step before it failed: {info.text}"[:MAX_TEXT],
-        "error_class": info.error_class.value,
-        "exception": {"type": info.exception, "module": info.module, "args_json": info.args_json},
-        "retention_s": bootstrap.settings_of(task.app).retention_failed,
-    }
-    queue = (request.delivery_info or {}).get("routing_key") or task.app.conf.task_default_queue
-    steps: list[Mapping[str, Any]] = []
-    for step in chain:
-        options = step.get("options") or {}
-        if step.get("task") == "celery.chord":
-            options = ((step.get("kwargs") or {}).get("body") or {}).get("options") or options
-        if not options.get("task_id"):
-            continue
-        message = {
-            "body": "[[], {}, {}]",
-            "content-type": "application/json",
-            "content-encoding": "utf-8",
-            "headers": {
-                "id": options["task_id"],
-                "task": step.get("task"),
-                "root_id": request.root_id,
-                "parent_id": request.id,
-                HEADER: {},
-            },
-            "properties": {},
-        }
-        own_queue = options.get("queue")
-        steps.append(
-            {"queue": own_queue if isinstance(own_queue, str) else queue, "message": message, "failure": failure}
-        )
-    return steps
 
 
 class CurrentJob:

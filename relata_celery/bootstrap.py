@@ -26,6 +26,7 @@ from .domain.limits import AI, LimitSpec, as_rate
 from .engine.claiming import Claimer
 from .engine.held import HeldJob
 from .engine.limiting import Limited
+from .engine.ports import AfterFailure
 from .engine.service import EngineSettings, LeaseService
 from .engine.settling import Retention
 from .store.client import Database, connect, masked
@@ -206,6 +207,7 @@ def make_service(
         slots=slots,
         deliver=deliver,
         followup_to_job=followup_to_job,
+    after_failure: AfterFailure | None = None,
         emit=emit,
         random=random,
         on_overrun=on_overrun,
@@ -216,6 +218,7 @@ def make_service(
 def standalone_service(
     stores: Stores,
     *,
+        after_failure=after_failure,
     slots: Callable[[], int],
     deliver: Callable[[Sequence[HeldJob]], None],
     followup_to_job: Callable[[Mapping[str, Any]], NewJob],

@@ -24,13 +24,14 @@ from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr
 
 from . import bootstrap
-from .attempt import Ticket, failure_followups, trace_job
+from .attempt import Ticket, trace_job
 from .domain.job import AttemptOutcome, ErrorClass, JobState
 from .domain.outcome import Cancelled, ErrorInfo, Failed, Outcome, Settlement, Succeeded, Verdict, WorkerLost
 from .engine.held import HeldJob, Phase, StopReason
 from .interrupt import ThreadSignal
 from .transport.envelope import HEADER
 
+from .following import failure_followups
 logger = logging.getLogger("relata_celery")
 
 

@@ -147,8 +147,8 @@ class NewJob:
     """What a publisher hands to the store: everything of a job that it does not fill in itself.
 
     ``run_at`` is an absolute time chosen by the publisher (Celery's ``eta``); ``delay_s`` counts
-    from the server's now and wins over it. With neither, the job is due at once. ``failure`` (error,
-    error_class, exception, retention_s) says that it will not be run, as a step before it failed.
+    from the server's now and wins over it. With neither, the job is due at once. ``failure``
+    (:func:`relata_celery.domain.outcome.never_run`) says why it is recorded as failed instead of being run.
     """
 
     id: str

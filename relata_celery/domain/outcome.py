@@ -10,7 +10,7 @@ attempt. :func:`relata_celery.domain.settle.decide` is the one place where one b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -193,12 +193,14 @@ class Verdict:
 
     ``accepted`` is true when the document shows this claim's end, also when an earlier try of the
     same write had already put it there. When false, ``reason`` says what the document showed
-    instead (who holds it now and since when), for the log.
+    instead (who holds it now and since when), for the log. ``unstorable`` when nothing was written
+    because the settlement itself cannot be (``reason`` says why); the claim may still hold.
     """
 
     claim: Claim
     accepted: bool
     reason: str | None = None
+    unstorable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A job whose lease had run out, and the state it was moved to."""
+    """A job whose lease had run out, the state it was moved to, and the follow-ups written with it.
+
+    ``dropped`` counts those that its failure called for and that could not be stored.
+    """
 
     id: str
     type: str
@@ -222,3 +227,27 @@ class Reaped:
     state: JobState
     owner: str
     message: Mapping[str, Any] | None = None
+    followups: tuple[Mapping[str, Any], ...] = ()
+    dropped: int = 0
+
+
+def never_run(
+    error: ErrorInfo,
+    retention_s: float | None,
+    *,
+    replaceable: bool,
+    followups: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Why a job is published as failed already (:attr:`NewJob.failure`), in plain values.
+
+    ``replaceable`` when a later job of the same id takes its place: a step that waited for one that failed,
+    and may be retried. ``followups`` are what its failure calls for.
+    """
+    return {
+        "error": error.text,
+        "error_class": error.error_class.value,
+        "exception": {"type": error.exception, "module": error.module, "args_json": error.args_json},
+        "retention_s": retention_s,
+        "replaceable": replaceable,
+        "followups": [dict(followup) for followup in followups],
+    }

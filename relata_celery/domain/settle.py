@@ -61,8 +61,9 @@ def decide(
             return _retried(job, outcome, backoff_s(job.attempt, random_fraction), outcome.error)
         return _failed(job, outcome, outcome.error, outcome.followups, retention_failed_s)
     if isinstance(outcome, RetryRequested):
-        if job.attempt < max(job.max_attempts, outcome.max_attempts or 0):
-            return _retried(job, outcome, outcome.delay_s, outcome.error, outcome.message)
+        granted = max(job.max_attempts, outcome.max_attempts or 0)
+        if job.attempt < granted:
+            return _retried(job, outcome, outcome.delay_s, outcome.error, outcome.message, granted)
         error = outcome.error or _no_attempts_left(job)
         return _failed(job, outcome, error, outcome.followups, retention_failed_s)
     if isinstance(outcome, WorkerLost):
@@ -123,12 +124,14 @@ def _retried(
     delay_s: float,
     error: ErrorInfo | None,
     message: Mapping[str, Any] | None = None,
+    max_attempts: int = 0,
 ) -> Settlement:
     return _settlement(
         job,
         outcome,
         JobState.QUEUED,
         AttemptOutcome.RETRIED,
+        max_attempts=max_attempts if max_attempts > job.max_attempts else None,
         delay_s=_delay(delay_s),
         error=error,
         message=message,

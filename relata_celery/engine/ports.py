@@ -13,11 +13,28 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from relata_celery.domain.errors import RelataError
 from relata_celery.domain.job import Claim, ClaimedJob, NewJob
-from relata_celery.domain.outcome import Loss, Reaped, Settlement, Verdict
+from relata_celery.domain.outcome import ErrorInfo, Loss, Reaped, Settlement, Verdict
 
 #: For due jobs, by the queue of each and in their order: which may be claimed now.
 Admit = Callable[[Sequence[str]], Sequence[bool]]
+
+#: For a job that is about to be failed: what that calls for. Must not raise.
+CalledFor = Callable[[Reaped], Sequence[Mapping[str, Any]]]
+
+
+class AfterFailure(Protocol):
+    """What the failure of a job calls for that neither its code nor its request can say any more.
+
+    Both read the stored message and may raise when it is none; neither needs the job's type to be known.
+    """
+
+    def followups(self, message: Mapping[str, Any], queue: str, error: ErrorInfo) -> Sequence[Mapping[str, Any]]:
+        """The errbacks to publish and the failure of the steps that waited. Publishes and calls nothing."""
+
+    def tell(self, message: Mapping[str, Any], error: ErrorInfo) -> None:
+        """Call those errbacks that Celery calls where the failure is noticed. For a failure on record."""
 
 
 class JobQueue(Protocol):
@@ -41,16 +58,30 @@ class JobQueue(Protocol):
         """Push the end of these leases to the server's now plus ``lease_s``; return the lost ones."""
 
     def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
-        """End attempts, each only if its claim holds; one verdict per settlement, in order."""
+        """End attempts, each only if its claim holds; one verdict per settlement, in order.
 
-    def reap(self, limit: int, retention_s: float | None) -> list[Reaped]:
-        """Move jobs whose lease ran out back to ``queued``, or to ``failed`` when no attempt is left."""
+        Of one that cannot be stored for what it holds, or that MongoDB refuses, the verdict says so.
+        """
 
-    def publish_followups(self, ids: Sequence[str], jobs: Sequence[NewJob]) -> None:
-        """Insert the jobs that settled jobs ``ids`` asked for (idempotent), then clear their ``followups``."""
+    def reap(
+        self, limit: int, retention_s: float | None, called_for: CalledFor | None = None
+    ) -> list[Reaped]:
+        """Move jobs whose lease ran out back to ``queued``, or to ``failed`` when no attempt is left.
+
+        ``called_for`` is asked before the write, and its answer written with the failure.
+        """
+
+    def publish(self, jobs: Sequence[NewJob]) -> list[bool | RelataError]:
+        """Insert each job that can be (idempotent); for each, as :meth:`enqueue`, or why it was refused."""
+
+    def clear_followups(self, ids: Sequence[str]) -> None:
+        """These jobs' follow-ups are published."""
 
     def stuck_followups(self, limit: int) -> list[tuple[str, tuple[Mapping[str, Any], ...]]]:
-        """Settled jobs whose follow-ups were not published within ten seconds of their end."""
+        """Settled jobs whose follow-ups were not published within ten seconds of their end.
+
+        A follow-up that was edited by hand may be anything.
+        """
 
     def record_progress(self, claim: Claim, fraction: float | None, note: str | None) -> bool:
         """Write a running job's progress if the claim holds; False when it is lost."""

@@ -2,25 +2,32 @@
 
 Runs in every worker, as a thread and not as a job (a stalled-job task that stalls is a reported
 defect elsewhere); the writes are conditional, so that several reapers do no harm. It needs no
-registry of job types: what it does not know it must not discard.
+registry of job types: what it does not know it must not discard. What a job's failure calls for is read
+from its stored message and written with the failure, so it is published once, whoever reaped.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from relata_celery.domain.errors import JobError
 from relata_celery.domain.events import Event, JobReaped
-from relata_celery.domain.job import JobState
+from relata_celery.domain.job import ErrorClass, JobState
+from relata_celery.domain.outcome import ErrorInfo, Reaped
 
 from .background import Background
+from .following import Publisher
 from .ports import JobQueue
-from .settling import FollowupToJob, publish_followups
 
 logger = logging.getLogger("relata_celery")
 
 #: Jobs per round trip; a round goes on until nothing is left.
 BATCH = 100
+
+#: What is told of a job whose lease ran out at its last attempt.
+LEASE_EXPIRED = ErrorInfo(ErrorClass.TRANSIENT, "lease expired", JobError.__name__, JobError.__module__)
 
 
 class Reaper(Background):
@@ -31,7 +38,7 @@ class Reaper(Background):
         queue: JobQueue,
         period_s: float,
         retention_failed_s: float | None,
-        followup_to_job: FollowupToJob,
+        publisher: Publisher,
         on_requeued: Callable[[], None],
         emit: Callable[[Event], None],
         random: Callable[[], float],
@@ -40,7 +47,7 @@ class Reaper(Background):
         self._queue = queue
         self._period_s = period_s
         self._retention_failed_s = retention_failed_s
-        self._followup_to_job = followup_to_job
+        self._publisher = publisher
         self._on_requeued = on_requeued
         self._emit = emit
 
@@ -54,21 +61,28 @@ class Reaper(Background):
 
     def _reap(self) -> None:
         while not self.stopping:
-            reaped = self._queue.reap(BATCH, self._retention_failed_s)
+            reaped = self._queue.reap(BATCH, self._retention_failed_s, self._called_for)
             for job in reaped:
                 self._emit(JobReaped(job.id, job.type, job.queue, job.attempt, job.state, job.owner))
             if any(job.state is JobState.QUEUED for job in reaped):
                 self._on_requeued()
+            self._follow([job for job in reaped if job.state is JobState.FAILED])
             if len(reaped) < BATCH:
                 return
+
+    def _called_for(self, job: Reaped) -> Sequence[Mapping[str, Any]]:
+        return self._publisher.called_for(job.message, job.queue, LEASE_EXPIRED)
+
+    def _follow(self, failed: Sequence[Reaped]) -> None:
+        for job in failed:
+            if job.dropped:
+                logger.error("job %s: %d follow-ups of its failure cannot be stored: dropped", job.id, job.dropped)
+            self._publisher.tell(job.message, LEASE_EXPIRED)
+        self._publisher.publish([(job.id, job.followups) for job in failed if job.followups])
 
     def _publish_stuck(self) -> None:
         while not self.stopping:
             stuck = self._queue.stuck_followups(BATCH)
-            for job_id, followups in stuck:
-                try:
-                    publish_followups(self._queue, [(job_id, followups)], self._followup_to_job)
-                except ValueError as exc:
-                    logger.error("follow-ups of job %s cannot be published: %s", job_id, exc)
+            self._publisher.publish(stuck)
             if len(stuck) < BATCH:
                 return

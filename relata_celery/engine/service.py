@@ -18,12 +18,13 @@ from relata_celery.domain.outcome import LeaseForfeited, Outcome, Settlement, Ve
 from .claiming import Claimer
 from .deadlines import Deadlines
 from .draining import Drain
+from .following import FollowupToJob, NothingFollows, Publisher
 from .held import AttemptControl, Held, HeldJob, Phase, StopReason
 from .limiting import Gate, Limited
-from .ports import JobQueue
+from .ports import AfterFailure, JobQueue
 from .reaping import Reaper
 from .renewing import Renewer
-from .settling import FollowupToJob, OnVerdict, Retention, Settler
+from .settling import OnVerdict, Retention, Settler
 
 logger = logging.getLogger("relata_celery")
 
@@ -54,6 +55,7 @@ class LeaseService:
         slots: Callable[[], int],
         deliver: Callable[[Sequence[HeldJob]], None],
         followup_to_job: FollowupToJob,
+        after_failure: AfterFailure | None = None,
         emit: Callable[[Event], None],
         random: Callable[[], float],
         on_overrun: Callable[[], None] = lambda: None,
@@ -68,8 +70,11 @@ class LeaseService:
             self.gate = Gate(
                 limited, self.held, owner=owner, lease_s=settings.lease_s, poll_s=settings.poll_s, random=random
             )
+        publisher = Publisher(
+            queue, followup_to_job, after_failure or NothingFollows(), settings.retention.failed_s
+        )
         self.settler = Settler(
-            queue, self.held, settings.retention, emit, followup_to_job, random, lambda: self.claimer.backlog
+            queue, self.held, settings.retention, emit, publisher, random, lambda: self.claimer.backlog
         )
         self.deadlines = Deadlines(self.held, self.settler, self.lose, settings.grace_s, self._drain_if_asked, random)
         self.renewer = Renewer(
@@ -93,7 +98,7 @@ class LeaseService:
             queue,
             settings.reap_period_s,
             settings.retention.failed_s,
-            followup_to_job,
+            publisher,
             self.claimer.hint,
             emit,
             random,

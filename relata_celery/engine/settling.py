@@ -6,9 +6,10 @@ writes in group commits. The flush starts when the previous one has returned: an
 settles at once, a busy one in bulk, without a timer.
 
 Failure behaviour. While MongoDB is away the batch is kept and tried again until the fence is found
-to hold or not; the renewer goes on renewing what is being settled. What MongoDB refuses (a right that
-was taken away) waits for its mending, behind what it takes; an outcome that cannot be stored for what
-it holds has been recorded by the store as a permanent failure.
+to hold or not; the renewer goes on renewing what is being settled. In place of an outcome that cannot be
+stored its job's failure is settled, through the same door; if that is too large too, without what the
+failure calls for. What MongoDB refuses even then (a right was taken away) waits for its mending, behind
+what it takes.
 An outcome whose fence moved on is dropped: a refused verdict, one log line, no second write.
 """
 
@@ -16,25 +17,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic, sleep
-from typing import Any
 
-from relata_celery.domain.errors import StoreError, StoreUnavailable
+from relata_celery.domain.errors import StoreError
 from relata_celery.domain.events import Event, JobRefused, JobSettled
-from relata_celery.domain.job import AttemptOutcome, JobState, NewJob
-from relata_celery.domain.outcome import LeaseForfeited, Outcome, Settlement, Verdict
+from relata_celery.domain.job import AttemptOutcome, ErrorClass, JobState
+from relata_celery.domain.outcome import ErrorInfo, Failed, LeaseForfeited, Outcome, Settlement, Verdict
+from relata_celery.domain.redact import clean
 from relata_celery.domain.settle import decide
 
 from .background import Background
+from .following import Publisher
 from .held import Held, HeldJob
 from .ports import JobQueue
 
 logger = logging.getLogger("relata_celery")
 
 OnVerdict = Callable[[Settlement, Verdict], None]
-FollowupToJob = Callable[[Mapping[str, Any]], NewJob]
 
 #: A busy worker writes its outcomes at most once in this time, in seconds. A write costs the parent
 #: about 1 ms of processor time whatever it holds, and 3 to 5 ms until MongoDB has it in its journal.
@@ -57,9 +58,13 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pending:
+    """A settlement to be written. ``original`` is the one it stands for, if that could not be stored."""
+
     held: HeldJob
     settlement: Settlement
     on_verdict: OnVerdict | None
+    original: Settlement | None = None
+    dropped: int = 0
 
 
 class Settler(Background):
@@ -71,7 +76,7 @@ class Settler(Background):
         held: Held,
         retention: Retention,
         emit: Callable[[Event], None],
-        followup_to_job: FollowupToJob,
+        publisher: Publisher,
         random: Callable[[], float],
         backlog: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -81,7 +86,7 @@ class Settler(Background):
         self._held = held
         self._retention = retention
         self._emit = emit
-        self._followup_to_job = followup_to_job
+        self._publisher = publisher
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
         self._flushed_at = 0.0
@@ -98,14 +103,7 @@ class Settler(Background):
         if isinstance(outcome, LeaseForfeited):
             self._forfeit(held, outcome.reason)
             return True
-        settlement = decide(
-            outcome,
-            replace(held.job, max_attempts=held.max_attempts),
-            random_fraction=self._random(),
-            retention_succeeded_s=self._retention.succeeded_s,
-            retention_failed_s=self._retention.failed_s,
-        )
-        self._push(_Pending(held, settlement, on_verdict))
+        self._push(_Pending(held, self._decide(held, outcome), on_verdict))
         return True
 
     def acknowledge(self, held: HeldJob) -> bool:
@@ -135,14 +133,22 @@ class Settler(Background):
             self._gather(len(batch))
         with self._lock:
             batch = self._pending[:MAX_BATCH]
-        try:
-            verdicts = self._queue.settle([entry.settlement for entry in batch])
-        except StoreUnavailable:
-            raise
-        except StoreError as exc:
-            return self._settle_singly(batch, exc)
-        self._conclude(batch, verdicts)
+        verdicts = self._queue.settle([entry.settlement for entry in batch])
+        written = [(entry, verdict) for entry, verdict in zip(batch, verdicts, strict=True) if not verdict.unstorable]
+        self._conclude(written)
+        unstorable = [(entry, verdict) for entry, verdict in zip(batch, verdicts, strict=True) if verdict.unstorable]
+        if unstorable:
+            return self._write_less(unstorable)
         return 0.0 if self._pending else None
+
+    def _decide(self, held: HeldJob, outcome: Outcome) -> Settlement:
+        return decide(
+            outcome,
+            replace(held.job, max_attempts=held.max_attempts),
+            random_fraction=self._random(),
+            retention_succeeded_s=self._retention.succeeded_s,
+            retention_failed_s=self._retention.failed_s,
+        )
 
     def _gather(self, waiting: int) -> None:
         """Let a busy worker's outcomes come together: their slots are free already, only the write waits.
@@ -162,36 +168,43 @@ class Settler(Background):
             self._idle.clear()
         self.wake()
 
-    def _settle_singly(self, batch: Sequence[_Pending], exc: StoreError) -> float | None:
-        """MongoDB refused the batch: write what it takes one by one, and keep the rest for later."""
-        kept = 0
-        for entry in batch:
-            try:
-                verdicts = self._queue.settle([entry.settlement])
-            except StoreUnavailable:
-                raise
-            except StoreError:
-                kept += 1
-            else:
-                self._conclude([entry], verdicts)
-        if kept:
-            logger.error("MongoDB refuses %d outcomes, trying again in %.0f s: %s", kept, REFUSED_PAUSE_S, exc)
-            with self._lock:  # to the end of the line: what MongoDB takes goes first
-                self._pending.sort(key=lambda entry: entry in batch)
-            return REFUSED_PAUSE_S
-        return 0.0 if self._pending else None
-
-    def _conclude(self, batch: Sequence[_Pending], verdicts: Sequence[Verdict]) -> None:
-        now = monotonic()
-        self._publish(
-            [e.settlement for e, v in zip(batch, verdicts, strict=True) if v.accepted and e.settlement.followups]
-        )
+    def _write_less(self, unstorable: Sequence[tuple[_Pending, Verdict]]) -> float:
+        """Have what cannot be stored followed by something smaller, at the end of the line; the pause before."""
+        instead = {id(entry): self._less(entry, verdict) for entry, verdict in unstorable}
         with self._lock:
-            done = {id(entry) for entry in batch}
+            others = [entry for entry in self._pending if id(entry) not in instead]
+            self._pending = [*others, *instead.values()]
+        kept = [verdict for entry, verdict in unstorable if instead[id(entry)].original is None]
+        if not kept:
+            return 0.0
+        logger.error(
+            "MongoDB refuses %d outcomes, trying again in %.0f s: %s", len(kept), REFUSED_PAUSE_S, kept[0].reason
+        )
+        return REFUSED_PAUSE_S
+
+    def _less(self, entry: _Pending, verdict: Verdict) -> _Pending:
+        """The job's failure; then that without what it calls for; then, as it cannot be the size, the original."""
+        settlement = entry.settlement
+        if entry.original is None:
+            error = ErrorInfo(ErrorClass.PERMANENT, clean(verdict.reason or ""), "StoreError", StoreError.__module__)
+            control = entry.held.control
+            followups = () if control is None else control.failure_followups(error)
+            failed = Failed(error, tuple(followups), settlement.duration_ms, final=True)
+            return replace(entry, settlement=self._decide(entry.held, failed), original=settlement)
+        if settlement.followups:
+            less = replace(settlement, followups=())
+            return replace(entry, settlement=less, dropped=len(settlement.followups))
+        return replace(entry, settlement=entry.original, original=None, dropped=0)
+
+    def _conclude(self, written: Sequence[tuple[_Pending, Verdict]]) -> None:
+        now = monotonic()
+        self._publish([e.settlement for e, v in written if v.accepted and e.settlement.followups])
+        with self._lock:
+            done = {id(entry) for entry, _verdict in written}
             self._pending = [entry for entry in self._pending if id(entry) not in done]
             if not self._pending:
                 self._idle.set()
-        for entry, verdict in zip(batch, verdicts, strict=True):
+        for entry, verdict in written:
             self._held.remove(entry.held)
             self._report(entry, verdict, now)
             if entry.on_verdict is not None:
@@ -202,12 +215,8 @@ class Settler(Background):
 
     def _publish(self, settled: Sequence[Settlement]) -> None:
         """Publish follow-ups at once; what fails here is left in the documents, for the reaper."""
-        if not settled:
-            return
         try:
-            publish_followups(
-                self._queue, [(s.claim.id, s.followups) for s in settled], self._followup_to_job
-            )
+            self._publisher.publish([(s.claim.id, s.followups) for s in settled])
         except StoreError as exc:
             logger.warning("follow-ups of %d jobs are left to the reaper: %s", len(settled), exc)
 
@@ -216,6 +225,10 @@ class Settler(Background):
         if not verdict.accepted:
             self._emit(JobRefused(job.claim.id, job.type, job.queue, job.attempt, verdict.reason or "lease lost"))
             return
+        if entry.dropped:
+            logger.error(
+                "job %s: %d follow-ups of its failure cannot be stored: dropped", job.claim.id, entry.dropped
+            )
         duration_ms = settlement.duration_ms
         if duration_ms is None and entry.held.started_at is not None:
             duration_ms = int((now - entry.held.started_at) * 1000)
@@ -240,13 +253,3 @@ class Settler(Background):
         self._held.remove(held)
         job = held.job
         self._emit(JobRefused(job.claim.id, job.type, job.queue, job.attempt, reason))
-
-
-def publish_followups(
-    queue: JobQueue,
-    settled: Sequence[tuple[str, tuple[Mapping[str, Any], ...]]],
-    followup_to_job: FollowupToJob,
-) -> None:
-    """Insert the jobs that these settled jobs asked for, then clear them; safe to repeat."""
-    jobs = [followup_to_job(followup) for _id, followups in settled for followup in followups]
-    queue.publish_followups([job_id for job_id, _followups in settled], jobs)

@@ -122,28 +122,30 @@ def new_document(job: NewJob, now: datetime, default_max_attempts: int) -> Docum
         "parent_id": job.parent_id,
         "group_id": job.group_id,
     }
-    document.update((name, value) for name, value in optional.items() if value is not None)
     if job.failure is not None:
-        document.update(_never_run(job.failure, now))
+        optional.update(unique_live=None, **_never_run(job.failure, now))
+    document.update((name, value) for name, value in optional.items() if value is not None)
     if not getattr(job, "leased", True):
         document["leased"] = False
     return document
 
 
 def _never_run(failure: Mapping[str, Any], now: datetime) -> Document:
-    """The end of a job that waited for a step that failed. Should the step succeed later, it is published."""
+    """The end of a job that could not be published, or that waited for a step that failed.
+
+    Should that step succeed later, the job is published in this document's place.
+    """
     retention_s = failure.get("retention_s")
-    ended: Document = {
+    return {
         "state": JobState.FAILED.value,
         "error": failure["error"],
         "error_class": failure["error_class"],
         "exception": failure.get("exception") or {},
-        "placeholder": True,
+        "placeholder": True if failure.get("replaceable", True) else None,
+        "followups": failure.get("followups") or None,
         "finished_at": now,
+        "expire_at": None if retention_s is None else now + timedelta(seconds=retention_s),
     }
-    if retention_s is not None:
-        ended["expire_at"] = now + timedelta(seconds=retention_s)
-    return ended
 
 
 def _due(job: NewJob, now: datetime) -> datetime:

@@ -14,7 +14,7 @@ before that stage. What a person does by hand has its queries in :mod:`.by_hand_
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -259,14 +259,17 @@ def still_expired(documents: Iterable[Mapping[str, Any]]) -> Document:
     return {**expired(), **by_fence((document["_id"], document.get("fence")) for document in documents)}
 
 
-def reap(retention_s: float | None, ticket: str) -> Pipeline:
+_ASKED_TO_CANCEL: Mapping[str, Any] = {"$eq": ["$cancel_requested", True]}
+_SPENT: Mapping[str, Any] = {"$gte": ["$attempts", "$max_attempts"]}
+
+
+def reap(retention_s: float | None, ticket: str, followups: Sequence[Mapping[str, Any]] = ()) -> Pipeline:
     """Back to queued while attempts are left, else to failed; cancelled if that was asked for.
 
     ``ticket`` in the history entry tells the reaper that did it from others who saw the same job.
+    ``followups`` are written if it fails.
     """
-    asked = {"$eq": ["$cancel_requested", True]}
-    spent = {"$gte": ["$attempts", "$max_attempts"]}
-    state = {"$cond": [asked, CANCELLED, {"$cond": [spent, FAILED, QUEUED]}]}
+    state = {"$cond": [_ASKED_TO_CANCEL, CANCELLED, {"$cond": [_SPENT, FAILED, QUEUED]}]}
     entry = entry_of("$attempts", AttemptOutcome.LEASE_EXPIRED, ErrorClass.TRANSIENT, LEASE_EXPIRED)
     first = {
         "state": state,
@@ -284,10 +287,13 @@ def reap(retention_s: float | None, ticket: str) -> Pipeline:
         "lease": REMOVE,
         "custom": REMOVE,
     }
+    if followups:
+        asked_for = literal([dict(followup) for followup in followups])
+        second["followups"] = {"$cond": [{"$eq": ["$state", FAILED]}, asked_for, "$followups"]}
     return [{"$set": first}, {"$set": second}]
 
 
-#: What reaping reads of a document.
+#: What reaping reads of a document. ``fails`` is the server's answer.
 REAP_FIELDS: Mapping[str, Any] = {
     "type": 1,
     "queue": 1,
@@ -295,6 +301,7 @@ REAP_FIELDS: Mapping[str, Any] = {
     "attempts": 1,
     "lease": 1,
     "message": 1,
+    "fails": {"$and": [{"$ne": ["$cancel_requested", True]}, _SPENT]},
 }
 
 

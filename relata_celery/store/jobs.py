@@ -7,8 +7,8 @@ Invariants:
 - Each batch is one write. Only when it matched fewer documents than were sent is anything read back.
 - No document, however it was edited, keeps the others of its batch from being claimed, settled or reaped.
 
-After StoreUnavailable a write may or may not have happened. Enqueue, renew, settle, reap and
-publish_followups may simply be called again. So may claim, but jobs that a lost answer had already
+After StoreUnavailable a write may or may not have happened. Enqueue, publish, renew, settle, reap and
+clear_followups may simply be called again. So may claim, but jobs that a lost answer had already
 leased are held by nobody until their lease runs out and they are reaped.
 """
 
@@ -18,17 +18,17 @@ import random
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from bson.raw_bson import RawBSONDocument
 from pymongo import DeleteMany, UpdateMany, UpdateOne
-from pymongo.errors import BulkWriteError, OperationFailure
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
-from relata_celery.domain.errors import DuplicateJob, StoreError, StoreUnavailable
-from relata_celery.domain.job import AttemptOutcome, Claim, ClaimedJob, ErrorClass, JobState, NewJob
-from relata_celery.domain.outcome import ErrorInfo, Loss, Reaped, Settlement, Verdict
+from relata_celery.domain.errors import DuplicateJob, InvalidJob, RelataError, StoreError, StoreUnavailable
+from relata_celery.domain.job import Claim, ClaimedJob, JobState, NewJob
+from relata_celery.domain.outcome import Loss, Reaped, Settlement, Verdict
 
 from . import job_queries as queries
 from .by_hand import ByHand
@@ -86,39 +86,91 @@ class Jobs(ByHand):
 
     def insert(self, prepared: Sequence[Prepared]) -> list[bool]:
         """Insert prepared jobs in one write; answers and errors as in :meth:`enqueue`."""
+        answers = self._insert(prepared)
+        for answer in answers:
+            if isinstance(answer, DuplicateJob):
+                raise answer
+        return [answer is True for answer in answers]
+
+    def publish(self, jobs: Sequence[NewJob]) -> list[bool | RelataError]:
+        """Insert each job that can be; for each, as :meth:`enqueue`, or the error that would be raised for it.
+
+        Of what MongoDB refuses for another reason than a key, each is tried by itself.
+        """
+        answers: dict[int, bool | RelataError] = {}
+        prepared: dict[int, Prepared] = {}
+        for place, job in enumerate(jobs):
+            try:
+                prepared[place] = self.prepare(job)
+            except InvalidJob as problem:
+                answers[place] = problem
+        answers |= zip(prepared, self._insert_each(list(prepared.values())), strict=True)
+        return [answers[place] for place in range(len(jobs))]
+
+    def _insert_each(self, prepared: Sequence[Prepared]) -> Sequence[bool | RelataError]:
+        try:
+            return self._insert(prepared)
+        except StoreUnavailable:
+            raise
+        except StoreError as problem:
+            if len(prepared) == 1:
+                return [problem]
+            return [answer for one in prepared for answer in self._insert_each([one])]
+
+    def _insert(self, prepared: Sequence[Prepared]) -> list[bool | DuplicateJob]:
+        """One write for all; of those whose keys exist, each is judged by itself."""
         if not prepared:
             return []
+        answers: list[bool | DuplicateJob] = [True] * len(prepared)
+        held: dict[int, str] = {}
         try:
             with translated(timeout_s=CALL_TIMEOUT_S + len(prepared) / 2000):
-                return self._insert([one.document for one in prepared], [one.job for one in prepared])
+                for error in self._insert_many([one.document for one in prepared]):
+                    place, one = error["index"], prepared[error["index"]]
+                    taken = self._take_place(one) if "_id" in error.get("keyPattern", ()) else None
+                    if taken is None:
+                        held[place] = str(one.job.unique_key)
+                    else:
+                        answers[place] = taken
+                holders = self._holders(held.values())
+                answers = [
+                    DuplicateJob(held[place], holders.get(held[place])) if place in held else answer
+                    for place, answer in enumerate(answers)
+                ]
         except StoreError:
             self.database.clock.reset()
             raise
+        return answers
 
-    def _insert(self, documents: Sequence[RawBSONDocument], jobs: Sequence[NewJob]) -> list[bool]:
-        inserted = [True] * len(documents)
+    def _insert_many(self, documents: Sequence[RawBSONDocument]) -> Sequence[Mapping[str, Any]]:
+        """The errors of those that were not inserted because a key of theirs exists."""
         try:
             self._jobs().insert_many(documents, ordered=False)
         except BulkWriteError as exc:
             details: Any = exc.details
-            errors = details["writeErrors"]
+            errors: list[Mapping[str, Any]] = details["writeErrors"]
             if details["writeConcernErrors"] or any(error["code"] != 11000 for error in errors):
                 raise
-            for error in errors:
-                if "_id" not in error.get("keyPattern", ()):
-                    raise self._duplicate(jobs[error["index"]]) from None
-                place = error["index"]
-                inserted[place] = self._take_place(jobs[place].id, documents[place])
-        return inserted
+            return errors
+        return []
 
-    def _take_place(self, job_id: str, document: RawBSONDocument) -> bool:
-        """Put a job where a document of its id stands only to keep its place; False when it is a real job."""
-        query = queries.placeholder(job_id)
-        return bool(self._jobs().update_one(query, queries.take_place(document), hint="_id_").modified_count)
+    def _take_place(self, one: Prepared) -> bool | None:
+        """Put a job where a document of its id stands only to keep its place.
 
-    def _duplicate(self, job: NewJob) -> DuplicateJob:
-        holder = self._jobs().find_one({"unique_live": job.unique_key}, {"_id": 1})
-        return DuplicateJob(str(job.unique_key), None if holder is None else str(holder["_id"]))
+        False when that is a real job, None when another job holds the unique key.
+        """
+        query, pipeline = queries.placeholder(one.job.id), queries.take_place(one.document)
+        try:
+            return bool(self._jobs().update_one(query, pipeline, hint="_id_").modified_count)
+        except DuplicateKeyError:
+            return None
+
+    def _holders(self, keys: Collection[str]) -> dict[str, str]:
+        """The unfinished jobs that hold these unique keys now."""
+        if not keys:
+            return {}
+        found = self._jobs().find({"unique_live": {"$in": list(keys)}}, {"unique_live": 1})
+        return {str(holder["unique_live"]): str(holder["_id"]) for holder in found}
 
     # ------------------------------------------------------------ claim
 
@@ -282,8 +334,8 @@ class Jobs(ByHand):
         """End attempts, each only if its claim holds; one verdict per settlement, in order.
 
         One bulk write. What matched nothing is read back: accepted if the document already shows this very
-        end (an earlier try whose answer was lost), else refused with the reason. An outcome that MongoDB
-        cannot store is refused, and the job settled as failed, so that it does not run again for nothing.
+        end (an earlier try whose answer was lost), else refused with the reason. Of one that BSON cannot hold,
+        or that MongoDB refuses by itself, nothing is written, and the verdict says that it is unstorable.
         """
         verdicts: dict[int, Verdict] = {}
         entries: dict[int, Entry] = {}
@@ -291,7 +343,7 @@ class Jobs(ByHand):
             try:
                 entries[place] = prepare(settlement)
             except StoreError as problem:
-                verdicts[place] = self._settle_unstorable(settlement, problem)
+                verdicts[place] = _unstorable(settlement, problem)
         if entries:
             verdicts |= zip(entries, self._settle(list(entries.values())), strict=True)
         return [verdicts[place] for place in range(len(settlements))]
@@ -304,7 +356,7 @@ class Jobs(ByHand):
             raise
         except StoreError as problem:
             if len(entries) == 1:
-                return [self._settle_unstorable(entries[0].settlement, problem)]
+                return [_unstorable(entries[0].settlement, problem)]
             return [verdict for entry in entries for verdict in self._settle([entry])]
         documents = self._standing(entry.settlement.claim.id for entry in entries)
         return [_verdict(entry.settlement, documents.get(entry.settlement.claim.id)) for entry in entries]
@@ -324,23 +376,6 @@ class Jobs(ByHand):
             result = self._jobs().bulk_write(operations, ordered=False)
         return result.matched_count + result.deleted_count
 
-    def _settle_unstorable(self, settlement: Settlement, problem: StoreError) -> Verdict:
-        text = f"the outcome cannot be stored: {problem}"
-        error = ErrorInfo(ErrorClass.PERMANENT, text, "StoreError", StoreError.__module__)
-        replacement = Settlement(
-            claim=settlement.claim,
-            state=JobState.FAILED,
-            recorded=AttemptOutcome.FAILED,
-            attempt=settlement.attempt,
-            error=error,
-            retention_s=settlement.retention_s,
-            duration_ms=settlement.duration_ms,
-        )
-        if self._send([prepare(replacement)]) == 1:
-            return Verdict(settlement.claim, False, f"{text}; the job was settled as failed")
-        document = self._standing([settlement.claim.id]).get(settlement.claim.id)
-        return Verdict(settlement.claim, False, why_lost(document, settlement.claim))
-
     def delete_plain(self, claim: Claim) -> bool:
         """Remove a plain task's document if the claim holds."""
         with translated():
@@ -348,11 +383,18 @@ class Jobs(ByHand):
 
     # ------------------------------------------------------------ reap
 
-    def reap(self, limit: int, retention_s: float | None) -> list[Reaped]:
+    def reap(
+        self,
+        limit: int,
+        retention_s: float | None,
+        called_for: Callable[[Reaped], Sequence[Mapping[str, Any]]] | None = None,
+    ) -> list[Reaped]:
         """Move jobs whose lease ran out back to ``queued``, or to ``failed`` when no attempt is left.
 
-        A job that somebody asked to cancel becomes ``cancelled``. Returns only what this very call moved,
-        oldest first: of several reapers each job is reported by one.
+        A job that somebody asked to cancel becomes ``cancelled``. ``called_for`` is asked, of each job that is to
+        fail, what must be published because of it; that is written with the failure, or not at all if MongoDB
+        cannot store it. Returns only what this very call moved, oldest first: of several reapers each job is
+        reported by one.
         """
         with translated():
             seen = list(
@@ -366,34 +408,61 @@ class Jobs(ByHand):
         if not seen:
             return []
         ticket = secrets.token_hex(4)
+        rest: list[Document] = []
+        more: dict[Any, dict[str, Any]] = {}
+        for document in seen:
+            followups: tuple[Mapping[str, Any], ...] = ()
+            if called_for is not None and document.get("fails") is True:
+                followups = tuple(called_for(_reaped(document, queries.FAILED)))
+            if followups and self._reap_one(document, queries.reap(retention_s, ticket, followups)):
+                more[document["_id"]] = {"followups": followups}
+                continue
+            rest.append(document)
+            if followups:
+                more[document["_id"]] = {"dropped": len(followups)}
         with translated():
-            query, pipeline = queries.still_expired(seen), queries.reap(retention_s, ticket)
-            self._jobs().update_many(query, pipeline, hint="_id_")
+            if rest:
+                query, pipeline = queries.still_expired(rest), queries.reap(retention_s, ticket)
+                self._jobs().update_many(query, pipeline, hint="_id_")
             mine = {"_id": {"$in": [document["_id"] for document in seen]}, "history.ticket": ticket}
             states = {found["_id"]: found["state"] for found in self._jobs().find(mine, {"state": 1})}
-        return [_reaped(document, states[document["_id"]]) for document in seen if document["_id"] in states]
+        return [
+            _reaped(document, state, more.get(document["_id"], {}) if state == queries.FAILED else {})
+            for document in seen
+            if (state := states.get(document["_id"])) is not None
+        ]
+
+    def _reap_one(self, document: Document, pipeline: queries.Pipeline) -> bool:
+        """Reap a job together with its follow-ups; False if MongoDB cannot store them."""
+        try:
+            with translated():
+                self._jobs().update_one(queries.still_expired([document]), pipeline, hint="_id_")
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return False
+        return True
 
     # ------------------------------------------------------------ follow-ups, progress, time
 
-    def publish_followups(self, ids: Sequence[str], jobs: Sequence[NewJob]) -> None:
-        """Insert the jobs that settled jobs ``ids`` asked for, then clear their ``followups``.
-
-        Idempotent: a job whose id exists is there already; one whose unique key is held has nothing to add.
-        """
-        with suppress(DuplicateJob):
-            self.enqueue(jobs)
+    def clear_followups(self, ids: Sequence[str]) -> None:
+        """Remove ``followups`` from these jobs: they are published."""
         if ids:
             with translated():
                 query = {"_id": {"$in": list(ids)}, "followups": {"$exists": True}}
                 self._jobs().update_many(query, {"$unset": {"followups": ""}}, hint="_id_")
 
     def stuck_followups(self, limit: int) -> list[tuple[str, tuple[Mapping[str, Any], ...]]]:
-        """Settled jobs whose follow-ups were not published within ten seconds of their end, oldest first."""
+        """Settled jobs whose follow-ups were not published within ten seconds of their end, oldest first.
+
+        They are as stored: edited by hand they may be anything; what is no list counts as one of them.
+        """
         with translated():
             found = self._jobs().find(
                 queries.stuck(), {"followups": 1}, sort=[("finished_at", 1)], limit=limit
             )
-            return [(document["_id"], tuple(document["followups"])) for document in found]
+            several = [(document["_id"], document["followups"]) for document in found]
+        return [(job_id, tuple(stored) if isinstance(stored, list) else (stored,)) for job_id, stored in several]
 
     def record_progress(self, claim: Claim, fraction: float | None, note: str | None) -> bool:
         """Write a running job's progress if the claim holds; False when it is lost."""
@@ -423,13 +492,17 @@ class Jobs(ByHand):
         return min(waits, default=None)
 
 
+def _unstorable(settlement: Settlement, problem: StoreError) -> Verdict:
+    return Verdict(settlement.claim, False, f"the outcome cannot be stored: {problem}", unstorable=True)
+
+
 def _verdict(settlement: Settlement, document: Document | None) -> Verdict:
     if shows_end(document, settlement):
         return Verdict(settlement.claim, True)
     return Verdict(settlement.claim, False, why_lost(document, settlement.claim))
 
 
-def _reaped(document: Document, state: str) -> Reaped:
+def _reaped(document: Document, state: str, more: Mapping[str, Any] = MappingProxyType({})) -> Reaped:
     lease, message, attempts, fence = (document.get(name) for name in ("lease", "message", "attempts", "fence"))
     return Reaped(
         id=str(document["_id"]),
@@ -440,4 +513,5 @@ def _reaped(document: Document, state: str) -> Reaped:
         state=JobState(state),
         owner=str(lease.get("owner")) if isinstance(lease, Mapping) else "",
         message=message if isinstance(message, Mapping) else None,
+        **more,
     )

@@ -67,8 +67,8 @@ class Entry(NamedTuple):
 
 def prepare(settlement: Settlement) -> Entry:
     """Encode a settlement's own values; StoreError when BSON cannot hold them."""
-    own = _own_values(settlement)
     try:
+        own = _own_values(settlement)
         encoded = bson.encode(own, codec_options=CODEC_OPTIONS)
     except (BSONError, OverflowError, UnicodeError, RecursionError, TypeError, ValueError) as exc:
         raise StoreError(value_problem(exc)) from None

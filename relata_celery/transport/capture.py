@@ -11,7 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import datetime, timezone
 from typing import Any
+
+from relata_celery.domain.job import NewJob
+from relata_celery.store.codec import encode_new
 
 current: ContextVar[Capture | None] = ContextVar("relata_capture", default=None)
 
@@ -44,13 +48,17 @@ class Capture:
             self._collecting = False
             current.reset(token)
 
-    def takes(self, job_id: str, queue: str, message: Mapping[str, Any]) -> bool:
-        """Keep this publish instead of having it inserted; False if it is none of ours."""
-        publish = {"queue": queue, "message": dict(message)}
-        if job_id == self.job_id:
+    def takes(self, job: NewJob, message: Mapping[str, Any]) -> bool:
+        """Keep this publish instead of having it inserted; False if it is none of ours.
+
+        Raises InvalidJob for a follow-up that the queue would refuse for what it is.
+        """
+        publish = {"queue": job.queue, "message": dict(message)}
+        if job.id == self.job_id:
             self.republished = publish
             return True
         if self._collecting:
+            encode_new(job, datetime.now(timezone.utc), 1)
             self.followups.append(publish)
             return True
         return False

@@ -86,7 +86,7 @@ class Channel(virtual.Channel):
         if envelope.is_task(message):
             job = envelope.to_new_job(queue, message)
             captured = capture.current.get()
-            if captured is None or not captured.takes(job.id, queue, message):
+            if captured is None or not captured.takes(job, message):
                 self.connection.enqueue(job)
         elif self._is_mailbox(queue):
             self._put_mail([queue], message)

@@ -10,7 +10,6 @@ memory even when it is due.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -33,7 +32,7 @@ def is_task(message: Mapping[str, Any]) -> bool:
 def to_new_job(queue: str, message: Mapping[str, Any]) -> NewJob:
     """The job that publishing this message to ``queue`` makes.
 
-    Raises :class:`InvalidJob` for a priority or a time that the queue cannot take.
+    Raises :class:`InvalidJob` for an id, a priority or a time that the queue cannot take.
     """
     headers: Mapping[str, Any] = message["headers"]
     properties: Mapping[str, Any] = message["properties"]
@@ -41,6 +40,8 @@ def to_new_job(queue: str, message: Mapping[str, Any]) -> NewJob:
     leased = isinstance(options, Mapping)
     options = options if isinstance(options, Mapping) else {}
     task = str(headers.get("task") or PLAIN_MESSAGE)
+    if is_task(message):
+        _check_id(task, headers["id"])
     return NewJob(
         id=_key(headers, leased) or str(properties["delivery_tag"]),
         type=task,
@@ -60,6 +61,19 @@ def to_new_job(queue: str, message: Mapping[str, Any]) -> NewJob:
     )
 
 
+def _check_id(task: str, value: object) -> None:
+    """Whoever asks for a job's result asks by this id: it has to be the job's own."""
+    if not isinstance(value, str) or not value:
+        raise InvalidJob(f'job type "{task}": its id (task_id) must be text, not {value!r}')
+
+
+def with_max_attempts(message: Mapping[str, Any], max_attempts: int) -> dict[str, Any]:
+    """The message of a leased task, saying that it may have so many attempts."""
+    headers = message["headers"]
+    options = {**_mapping(headers.get(HEADER)), "max_attempts": max_attempts}
+    return {**message, "headers": {**headers, HEADER: options}}
+
+
 def _key(headers: Mapping[str, Any], leased: bool) -> str:
     """What the job is kept under. A leased task has one document for all its attempts.
 
@@ -72,10 +86,42 @@ def _key(headers: Mapping[str, Any], leased: bool) -> str:
 
 
 def followup_to_job(followup: Mapping[str, Any]) -> NewJob:
-    """The job that a follow-up stored in a settled job stands for."""
-    job = to_new_job(str(followup["queue"]), followup["message"])
-    failure = followup.get("failure")
-    return replace(job, failure=failure) if isinstance(failure, Mapping) else job
+    """The job that a follow-up stored in a settled job stands for.
+
+    With ``failure`` (:func:`~relata_celery.domain.outcome.never_run`) it is the record of a job that is not
+    run, for which its id and type suffice. Raises :class:`InvalidJob` whatever else the follow-up may be.
+    """
+    try:
+        queue, message = str(followup["queue"]), followup["message"]
+        failure = followup.get("failure")
+        return to_new_job(queue, message) if failure is None else _record(queue, message, failure)
+    except InvalidJob:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise InvalidJob(f"it is no message of a job ({type(exc).__name__})") from exc
+
+
+def _record(queue: str, message: Mapping[str, Any], failure: Mapping[str, Any]) -> NewJob:
+    headers: Mapping[str, Any] = message["headers"]
+    return NewJob(
+        id=_text("id", headers["id"]),
+        type=_text("type", headers["task"]),
+        queue=queue,
+        message=stored_copy({**message, "properties": _mapping(message.get("properties"))}),
+        failure={**failure, **{name: _text(name, failure[name]) for name in ("error", "error_class")}},
+        root_id=_text_or_none(headers.get("root_id")),
+        parent_id=_text_or_none(headers.get("parent_id")),
+    )
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidJob(f"its {name} is {type(value).__name__}, not a text")
+    return value
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def stored_copy(message: Mapping[str, Any]) -> dict[str, Any]:

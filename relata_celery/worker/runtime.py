@@ -17,6 +17,7 @@ from relata_celery.conf import Settings
 from relata_celery.domain.events import Event
 from relata_celery.domain.outcome import Released
 from relata_celery.engine.held import HeldJob
+from relata_celery.following import StoredFailures
 from relata_celery.request import LeasedRequest
 from relata_celery.store.watch import Watch
 from relata_celery.transport.envelope import followup_to_job
@@ -52,6 +53,7 @@ class WorkerRuntime:
             slots=self._free_for_jobs,
             deliver=self._deliver,
             followup_to_job=followup_to_job,
+            after_failure=StoredFailures(app),
             emit=self._emit,
             on_overrun=self._overrun,
         )

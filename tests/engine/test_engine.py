@@ -16,6 +16,7 @@ from relata_celery.domain.job import ErrorClass, JobState, NewJob
 from relata_celery.domain.outcome import Encoded, ErrorInfo, Failed, Settlement, Succeeded, Verdict
 from relata_celery.engine.claiming import MAX_AHEAD_PER_SLOT
 from relata_celery.engine.held import HeldJob, StopReason
+from relata_celery.engine.ports import AfterFailure
 from relata_celery.engine.service import EngineSettings, LeaseService
 from relata_celery.engine.settling import Retention
 from relata_celery.store.client import connect
@@ -50,7 +51,7 @@ class Control:
 class Bench:
     """An engine on a database of its own; claimed jobs come to ``delivered``."""
 
-    def __init__(self, uri: str, **times: Any) -> None:
+    def __init__(self, uri: str, after_failure: AfterFailure | None = None, **times: Any) -> None:
         self.jobs = Jobs(connect(uri))
         self.delivered: list[HeldJob] = []
         self.events: list[Event] = []
@@ -76,6 +77,7 @@ class Bench:
             emit=self.events.append,
             random=lambda: 0.5,
         )
+            after_failure=after_failure,
         self._lock = threading.Lock()
 
     def _deliver(self, jobs: Sequence[HeldJob]) -> None:

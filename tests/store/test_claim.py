@@ -8,6 +8,7 @@ import bson
 import pytest
 
 from relata_celery.domain.job import AttemptOutcome, Claim, ErrorClass, JobState
+from relata_celery.domain.outcome import Reaped
 from relata_celery.store.client import Database
 from relata_celery.store.codec import MAX_DOCUMENT_BYTES
 from relata_celery.store.jobs import Jobs
@@ -253,3 +254,63 @@ def test_reaping_takes_no_more_than_asked_and_the_longest_expired_first(jobs: Jo
         moment = [{"$set": {"lease.until": {"$subtract": ["$$NOW", 1000 * (n + 1)]}}}]
         store.collection("relata_jobs").update_one({"_id": f"{n}"}, moment)
     assert [job.id for job in jobs.reap(2, None)] == ["2", "1"]
+
+
+def spent(jobs: Jobs, store: Database, *ids: str) -> None:
+    """Jobs whose lease ran out at their last attempt."""
+    jobs.enqueue([new_job(job_id, max_attempts=1) for job_id in ids])
+    jobs.claim(["default"], len(ids), "w1", LEASE_S)
+    for job_id in ids:
+        expire_lease(store, job_id)
+
+
+def test_what_a_failure_calls_for_is_written_with_it_and_asked_of_failing_jobs_only(
+    jobs: Jobs, store: Database
+) -> None:
+    jobs.enqueue([new_job("left"), new_job("asked", max_attempts=1)])
+    jobs.claim(["default"], 2, "w1", LEASE_S)
+    edit(store, "asked", cancel_requested=True)
+    for job_id in ("left", "asked"):
+        expire_lease(store, job_id)
+    spent(jobs, store, "a", "b", "c")
+    asked: list[str] = []
+
+    def called_for(job: Reaped) -> list[dict[str, str]]:
+        asked.append(job.id)
+        assert job.message is not None
+        return [] if job.id == "c" else [{"after": job.id, "$dollar": "$x"}]
+
+    reaped = {job.id: job for job in jobs.reap(10, None, called_for)}
+    assert sorted(asked) == ["a", "b", "c"]
+    for job_id in ("a", "b"):
+        assert document(store, job_id)["followups"] == [{"after": job_id, "$dollar": "$x"}]
+        assert reaped[job_id].followups == ({"after": job_id, "$dollar": "$x"},)
+    for job_id in ("left", "asked", "c"):
+        assert "followups" not in document(store, job_id)
+    assert {job_id: job.state for job_id, job in reaped.items()} == {
+        "a": JobState.FAILED, "b": JobState.FAILED, "c": JobState.FAILED,
+        "left": JobState.QUEUED, "asked": JobState.CANCELLED,
+    }  # fmt: skip
+
+
+def test_a_reaper_that_comes_second_writes_and_reports_nothing(jobs: Jobs, store: Database) -> None:
+    spent(jobs, store, "a")
+    second: list[Reaped] = []
+
+    def overtaken(job: Reaped) -> list[dict[str, str]]:
+        second.extend(jobs.reap(10, None, lambda _job: [{"by": "the other"}]))
+        return [{"by": "the first"}]
+
+    assert jobs.reap(10, None, overtaken) == []
+    assert [job.id for job in second] == ["a"]
+    assert document(store, "a")["followups"] == [{"by": "the other"}]
+
+
+def test_followups_that_cannot_be_stored_do_not_keep_a_job_from_being_reaped(jobs: Jobs, store: Database) -> None:
+    spent(jobs, store, "huge", "odd", "fine")
+    more = {"huge": "x" * 16_777_000, "odd": object(), "fine": "x"}
+    reaped = {job.id: job for job in jobs.reap(10, None, lambda job: [{"body": more[job.id]}])}
+    assert {job_id: (job.state, job.dropped) for job_id, job in reaped.items()} == {
+        "huge": (JobState.FAILED, 1), "odd": (JobState.FAILED, 1), "fine": (JobState.FAILED, 0),
+    }  # fmt: skip
+    assert document(store, "fine")["followups"] == [{"body": "x"}]

@@ -227,24 +227,23 @@ def test_an_old_and_a_new_claim_of_one_job_in_one_batch_are_told_apart(jobs: Job
 
 
 @pytest.mark.parametrize("body", ["\ud800", "x" * 17_000_000], ids=["surrogate", "17 MB"])
-def test_an_outcome_that_cannot_be_stored_fails_its_job_and_no_other(jobs: Jobs, body: str) -> None:
+def test_an_outcome_that_cannot_be_stored_is_said_to_be_so_and_the_others_are_written(jobs: Jobs, body: str) -> None:
     jobs.enqueue([new_job("bad", priority=9), new_job("good")])
     bad, good = jobs.claim(["default"], 2, "w1", LEASE_S)
     refused, accepted = jobs.settle([success(bad, body), success(good)])
     assert accepted.accepted
-    assert not refused.accepted
+    assert (refused.accepted, refused.unstorable, accepted.unstorable) == (False, True, False)
     assert "the outcome cannot be stored" in (refused.reason or "")
-    job = read(jobs, "bad")
-    assert (job.state, job.error_class) == (JobState.FAILED, ErrorClass.PERMANENT)
-    assert "the outcome cannot be stored" in (job.error or "")
+    assert (read(jobs, "bad").state, read(jobs, "bad").history) == (JobState.RUNNING, ())
+    assert jobs.settle([failure(bad)])[0].accepted
 
 
-def test_an_outcome_too_large_beside_its_message_fails_its_job_and_no_other(jobs: Jobs) -> None:
+def test_an_outcome_too_large_beside_its_message_is_said_to_be_so_and_the_others_are_written(jobs: Jobs) -> None:
     jobs.enqueue([new_job("bad", priority=9, message={"body": "x" * 9_000_000}), new_job("good")])
     bad, good = jobs.claim(["default"], 2, "w1", LEASE_S)
     refused, accepted = jobs.settle([success(bad, "y" * 9_000_000), success(good)])
-    assert (refused.accepted, accepted.accepted) == (False, True)
-    assert read(jobs, "bad").state is JobState.FAILED
+    assert (refused.accepted, refused.unstorable, accepted.accepted) == (False, True, True)
+    assert read(jobs, "bad").state is JobState.RUNNING
 
 
 def test_large_results_of_one_batch_are_all_stored(jobs: Jobs) -> None:
