@@ -19,14 +19,16 @@ from kombu.serialization import dumps, loads
 
 from . import bootstrap
 from .attempt import REQUEST_KEY
-from .domain.errors import JobError
+from .domain.errors import JobError, StoreUnavailable
 from .domain.job import JobState
 from .domain.outcome import Encoded
-from .store.client import connect, masked
+from .store.client import CALL_TIMEOUT_S, connect, masked, translated
 from .store.results import Results, StoredResult
 
 #: Between two looks at a result that is waited for, in seconds: from quick to patient.
 FIRST_LOOK_S = 0.005
+#: What the last look may take when no time is left, in seconds.
+LEAST_LOOK_S = 0.1
 
 _PENDING, _RETRY = str(states.PENDING), str(states.RETRY)
 _CELERY_STATES: dict[JobState, str] = {
@@ -161,19 +163,31 @@ class RelataBackend(BaseBackend):
         self, task_id: str, timeout: float | None = None, interval: float = 0.5, no_ack: bool = True,
         on_interval: Any = None,
     ) -> Any:
-        """Wait until the job has ended; raise Celery's TimeoutError after ``timeout`` seconds."""
+        """Wait until the job has ended.
+
+        Raises Celery's TimeoutError after ``timeout`` seconds, also when MongoDB cannot be reached meanwhile: then
+        it says so. Without a timeout, StoreUnavailable when MongoDB has not answered for eight seconds.
+        """
         self._ensure_not_eager()
         deadline = None if timeout is None else monotonic() + timeout
         look = min(FIRST_LOOK_S, interval)
+        left = timeout
         while True:
-            meta = self.get_task_meta(task_id)
-            if meta["status"] in states.READY_STATES:
-                return meta
+            away: StoreUnavailable | None = None
+            try:
+                with translated(CALL_TIMEOUT_S if left is None else max(left, LEAST_LOOK_S)):
+                    meta = self.get_task_meta(task_id)
+                if meta["status"] in states.READY_STATES:
+                    return meta
+            except StoreUnavailable as exc:
+                if deadline is None:
+                    raise
+                away = exc
             if on_interval:
                 on_interval()
             left = None if deadline is None else deadline - monotonic()
             if left is not None and left <= 0:
-                raise CeleryTimeoutError("The operation timed out.")
+                raise CeleryTimeoutError(f"The operation timed out{f': {away}' if away else '.'}") from away
             sleep(look if left is None else min(look, left))
             look = min(look * 1.5, interval)
 
