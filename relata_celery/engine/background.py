@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
 from time import monotonic
 
 from relata_celery.domain.errors import StoreUnavailable
@@ -21,12 +23,24 @@ logger = logging.getLogger("relata_celery")
 MAX_BACKOFF_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """How a part fares. ``late_s``: for how long a step has lasted without an answer, or the next is overdue.
+
+    ``answered_s_ago`` is None when MongoDB has not answered it yet, or it does not ask.
+    """
+
+    alive: bool
+    late_s: float
+    answered_s_ago: float | None
+
+
 class Background:
     """Runs ``self.step()`` again and again on a thread of its own.
 
     ``step()`` does one round and returns how long to wait for the next, in seconds
     (None: until woken). ``wake()`` ends the wait early; a wake that comes while a step runs is
-    not lost. Safe from any thread.
+    not lost. A step that MongoDB has answered says so with ``answered()``. Safe from any thread.
     """
 
     name = "background"
@@ -38,7 +52,9 @@ class Background:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._failures = 0
-        self.last_ok_at = monotonic()
+        self._unanswered = 0
+        self._answered_at: float | None = None
+        self._expected_at = inf
 
     def step(self) -> float | None:
         raise NotImplementedError
@@ -75,20 +91,32 @@ class Background:
     def alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    def answered(self) -> None:
+        """MongoDB has answered: said by the step that asked."""
+        if self._unanswered:
+            logger.info("%s: MongoDB is back after %d failed tries", self.name, self._unanswered)
+        self._unanswered = 0
+        self._answered_at = self._expected_at = monotonic()
+
+    def vitals(self) -> Vitals:
+        """How it fares at this moment. A part that was stopped, or not started, is not alive."""
+        now, answered_at = monotonic(), self._answered_at
+        ago_s = None if answered_at is None else now - answered_at
+        return Vitals(self.alive, max(now - self._expected_at, 0.0), ago_s)
+
     def _run(self) -> None:
         self._wait(self.first_wait_s())
         while not self._stopping:
+            self._expected_at = monotonic()
             try:
                 pause = self.step()
             except StoreUnavailable as exc:
+                self._unanswered += 1
                 pause = self._after_failure(f"{self.name}: MongoDB cannot be reached: {exc}", unexpected=False)
             except Exception:
                 pause = self._after_failure(f"{self.name}: unexpected error", unexpected=True)
             else:
-                if self._failures:
-                    logger.info("%s: MongoDB is back after %d failed tries", self.name, self._failures)
                 self._failures = 0
-                self.last_ok_at = monotonic()
             self._wait(pause)
 
     def _after_failure(self, text: str, *, unexpected: bool) -> float:
@@ -99,11 +127,12 @@ class Background:
         pause = longest_s * (0.5 + self._random() / 2)
         if unexpected:
             logger.exception("%s; trying again in %.1f s", text, pause)
-        elif self._failures == 1 or self._failures % 20 == 0:
+        elif self._unanswered == 1 or self._unanswered % 20 == 0:
             logger.warning("%s; trying again in %.1f s", text, pause)
         return pause
 
     def _wait(self, pause_s: float | None) -> None:
+        self._expected_at = inf if pause_s is None else monotonic() + pause_s
         with self._condition:
             self._condition.wait_for(lambda: self._woken or self._stopping, pause_s)
             self._woken = False

@@ -271,6 +271,7 @@ class Claimer(Background):
     def _claim(self, queues: Collection[str], room: int) -> int:
         sent_at = monotonic()
         claimed = self._queue.claim(queues, room, self._owner, self._lease_s)
+        self.answered()
         self._take(claimed, sent_at + self._lease_s)
         return len(claimed)
 
@@ -282,6 +283,7 @@ class Claimer(Background):
             if gate.guards(open_now):
                 sent_at = monotonic()
                 admitted = self._queue.claim(open_now, room - claimed, self._owner, self._lease_s, gate.admit)
+                self.answered()
                 self._take(admitted, sent_at + self._lease_s)
                 claimed += len(admitted)
             else:

@@ -62,6 +62,7 @@ class Reaper(Background):
     def _reap(self) -> None:
         while not self.stopping:
             reaped = self._queue.reap(BATCH, self._retention_failed_s, self._called_for)
+            self.answered()
             for job in reaped:
                 self._emit(JobReaped(job.id, job.type, job.queue, job.attempt, job.state, job.owner))
             if any(job.state is JobState.QUEUED for job in reaped):

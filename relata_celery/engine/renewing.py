@@ -61,6 +61,7 @@ class Renewer(Background):
             except StoreUnavailable as exc:
                 logger.warning("renewal of %d leases failed, their state is unknown: %s", len(renewable), exc)
                 return min(self._period_s, 1.0) * (0.5 + self._random() / 2)
+            self.answered()
             losses = {loss.claim: loss for loss in lost}
             gone = 0  # what was settled while the renewal was under way is no loss
             for held in renewable:

@@ -22,6 +22,7 @@ from .following import FollowupToJob, NothingFollows, Publisher
 from .held import AttemptControl, Held, HeldJob, Phase, StopReason
 from .limiting import Gate, Limited
 from .ports import AfterFailure, JobQueue
+from .pulse import Pulse
 from .reaping import Reaper
 from .renewing import Renewer
 from .settling import OnVerdict, Retention, Settler
@@ -105,8 +106,11 @@ class LeaseService:
         )
         self.drain = Drain(self.held, self.claimer, self.settler, settings.drain_s, on_overrun)
 
+        self.parts = (self.settler, self.renewer, self.deadlines, self.reaper, self.claimer)
+        self.pulse = Pulse(self.parts, random)
+
     def start(self) -> None:
-        for part in (self.settler, self.renewer, self.deadlines, self.reaper, self.claimer):
+        for part in (*self.parts, self.pulse):
             part.start()
 
     def stop(self, flush_s: float = 15.0) -> None:
@@ -114,7 +118,7 @@ class LeaseService:
         self.drain.begin()
         if not self.drain.finish(flush_s):
             logger.error("%d outcomes could not be written before the worker ended", len(self.held))
-        for part in (self.claimer, self.reaper, self.deadlines, self.renewer, self.settler):
+        for part in (self.pulse, *reversed(self.parts)):
             part.stop()
         if self.gate is not None:
             self.gate.close()

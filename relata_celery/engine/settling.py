@@ -134,6 +134,7 @@ class Settler(Background):
         with self._lock:
             batch = self._pending[:MAX_BATCH]
         verdicts = self._queue.settle([entry.settlement for entry in batch])
+        self.answered()
         written = [(entry, verdict) for entry, verdict in zip(batch, verdicts, strict=True) if not verdict.unstorable]
         self._conclude(written)
         unstorable = [(entry, verdict) for entry, verdict in zip(batch, verdicts, strict=True) if verdict.unstorable]

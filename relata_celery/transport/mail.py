@@ -36,6 +36,7 @@ class MailReader(Background):
             )
             self._watch.start()
         messages = self._transport.take_mail()
+        self.answered()
         if messages:
             self._transport.deliver_mail(messages)
             return 0.0

@@ -70,6 +70,15 @@ def test_a_full_worker_answers(full: Full) -> None:
     wait_until(lambda: site.jobs.count_documents({"state": "running"}) == 2, timeout=60)
 
 
+def test_stats_show_how_the_engine_fares(site: Site) -> None:
+    site.works(2)
+    parts = answer(site, "stats")["relata"]
+    assert set(parts) == {"settler", "renewer", "deadlines", "reaper", "claimer"}
+    assert all(part["alive"] for part in parts.values())
+    assert parts["claimer"]["answered_s_ago"] >= 0
+    assert parts["deadlines"]["answered_s_ago"] is None
+
+
 def test_a_worker_on_a_brand_new_database_answers(sites: Sites) -> None:
     with sites.started("fresh", *POOLS["threads"]) as site:
         assert answer(site, "ping") == {"ok": "pong"}
