@@ -52,7 +52,7 @@ def _facts_table(report: Report) -> Table:
     table.add_column()
     table.add_column()
     rows = {
-        "attempts": str(counts.attempts),
+        "attempts": _attempts(counts),
         "retries by class": _by_name(counts.retries),
         "snoozed (rate limited)": str(counts.snoozed),
         "running at the kill": _ids(counts.interrupted) if report.crashed else "no worker was killed",
@@ -123,6 +123,11 @@ def _verdict(report: Report) -> str:
     if counts.doubled:
         reasons.append(f"{len(counts.doubled)} accepted twice")
     return f"[bold red]Not as it should be: {', '.join(reasons)}.[/bold red]"
+
+
+def _attempts(counts: Counts) -> str:
+    first = f"{counts.attempts - counts.repeated} first ones"
+    return f"{counts.attempts} ({first}, {counts.repeated} more after an error or the kill)"
 
 
 def _by_name(counts: Mapping[str, int]) -> str:

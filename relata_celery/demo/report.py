@@ -47,7 +47,8 @@ class DocumentResult:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The queue's side of the report. ``ran_again`` lists jobs begun more often than once."""
+    """The queue's side of the report. ``ran_again`` lists jobs begun more often than once, ``repeated`` counts
+    the attempts beyond a job's first: after an error, or because the kill cut one off."""
 
     total: int
     by_state: Mapping[str, int]
@@ -61,6 +62,7 @@ class Counts:
     doubled: Sequence[str]
     ran_again: Sequence[str]
     failures: Sequence[Failure]
+    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ def count(
         by_state=dict(Counter(str(job.state) for job in jobs.values())),
         by_step={step: dict(states) for step, states in by_step.items()},
         attempts=sum(job.attempts for job in jobs.values()),
+        repeated=sum(max(job.attempts - 1, 0) for job in jobs.values()),
         retries=dict(
             Counter(
                 str(attempt.error_class or "transient")

@@ -70,6 +70,8 @@ def run_demo(
             _say_how_to_look(name, as_json)
         else:
             _clear_away(uri, name)
+        if not os.environ.get("RELATA_MONGODB_URI"):
+            _say_how_to_stop(as_json)
 
 
 def uri_of(name: str) -> str:
@@ -137,6 +139,14 @@ def _say_how_to_look(name: str, as_json: bool) -> None:
         f"The database {name} is kept. To look at it:\n"
         f'  export RELATA_MONGODB_URI="$({command})"\n'
         "  celery -A relata_celery relata jobs list",
+        file=sys.stderr if as_json else sys.stdout,
+    )
+
+
+def _say_how_to_stop(as_json: bool) -> None:
+    print(
+        "The embedded MongoDB goes on running, for the next who asks. To stop it:\n"
+        "  celery -A relata_celery relata embedded stop",
         file=sys.stderr if as_json else sys.stdout,
     )
 

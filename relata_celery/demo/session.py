@@ -191,7 +191,8 @@ class Session:
         worker = Worker(environment, self.folder / f"worker-{number}.log", f"worker{number}")
         self._workers.append(worker)
         worker.start()
-        display.say(f"worker {number} started (log: {worker.log})")
+        how_long = "" if self.options.keep else ", until the run ends well"
+        display.say(f"worker {number} started (log{how_long}: {worker.log})")
 
     def _crash(self, watcher: Watcher, display: Display) -> None:
         """SIGKILL the worker's process group in the middle of a model call, and note what was running."""

@@ -75,6 +75,6 @@ class Watcher:
         ]
         for job in self.jobs.values():
             if job.state is JobState.RUNNING and job.progress is not None and job.progress.note:
-                parts.append(job.progress.note)
+                parts.append(f"{job.id}: {job.progress.note}")
                 break
         return ", ".join(parts)

@@ -53,6 +53,17 @@ def test_status_starts_nothing_and_looks_at_no_configuration(home: Path, tmp_pat
     assert (stopped.code, stopped.json["stopped"]) == (0, False)
 
 
+def test_a_demo_says_that_its_server_goes_on_and_how_to_stop_it(home: Path, tmp_path: Path) -> None:
+    for needed in ("pypdf", "bs4", "httpx"):
+        pytest.importorskip(needed)
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "one.txt").write_text("Light is refracted by a prism.", "utf-8")
+    done = relata(None, "demo", "--documents", str(tmp_path / "documents"), "--no-crash")
+    assert done.code == 0, done
+    assert "celery -A relata_celery relata embedded stop" in done.out
+    assert relata(None, "embedded", "stop", "--json").json["stopped"]
+
+
 def test_it_is_started_by_command_used_by_other_commands_and_stopped(home: Path) -> None:
     started = relata(None, "embedded", "start", "--json")
     assert (started.code, started.json["running"]) == (0, True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +43,7 @@ def test_a_killed_worker_costs_nothing(
     database_uri: str, mongo_client: pymongo.MongoClient[dict[str, Any]]
 ) -> None:
     done = run(database_uri, "--json")
+    assert "log, until the run ends well: " in done.stderr
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["ok"]
@@ -71,6 +74,9 @@ def test_a_folder_of_ones_own_without_a_crash_and_the_database_kept(
     try:
         assert done.returncode == 0, done.stdout + done.stderr
         assert "skipped photo.jpeg" in done.stdout
+        (log,) = re.findall(r"worker 1 started \(log: (.*)\)", done.stdout)
+        assert Path(log).exists()
+        assert "embedded stop" not in done.stdout
         assert "the file is empty" in done.stdout
         assert "none lost, none accepted twice" in done.stdout
         assert len(kept) == 1
@@ -81,6 +87,7 @@ def test_a_folder_of_ones_own_without_a_crash_and_the_database_kept(
         assert jobs["chunk:empty.md"]["error"].startswith("not run, as a step before it failed")
         assert jobs["chunk:empty.md"]["attempts"] == 0
         assert jobs["embed:good.txt:0"]["state"] == "succeeded"
+        shutil.rmtree(Path(log).parent)
     finally:
         for name in kept:
             mongo_client.drop_database(name)

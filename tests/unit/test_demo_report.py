@@ -19,7 +19,7 @@ from relata_celery.demo.report import Report, count, doubled, lost, recovered
 from relata_celery.demo.results import summarise
 from relata_celery.demo.watching import Watcher
 from relata_celery.domain.errors import JobNotFound
-from relata_celery.domain.job import Attempt, AttemptOutcome, ErrorClass, Job, JobState
+from relata_celery.domain.job import Attempt, AttemptOutcome, ErrorClass, Job, JobState, Progress
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
 PLAN = Plan((PlannedDocument("a.txt", Path("a.txt"), 2),))
@@ -159,6 +159,10 @@ def test_the_report_counts_states_retries_and_recoveries() -> None:
     assert shown["by_step"]["analyse"] == {"succeeded": 1, "failed": 1}
     assert (shown["retries"], shown["snoozed"]) == ({"transient": 1}, 1)
     assert (shown["recovered_count"], shown["recovered"]) == (1, ["analyse:a.txt:0"])
+    assert (shown["attempts"], shown["repeated"]) == (9, 3)
+    out = io.StringIO()
+    render(report, console_for(out))
+    assert "9 (6 first ones, 3 more after an error or the kill)" in out.getvalue()
     assert (shown["lost_count"], shown["doubled_count"], shown["ran_again"]) == (0, 0, ["analyse:a.txt:0"])
     assert shown["failures"] == [{"id": "analyse:a.txt:1", "error_class": "invalid", "error": "not [JSON]"}]
     assert json.loads(json.dumps(shown))["documents"][0]["nearest"] == "b.txt"
@@ -259,6 +263,14 @@ def test_the_watcher_follows_steps_as_they_end_and_reads_ended_jobs_once(tmp_pat
     assert store.read == []
     watcher.look(everything=True)
     assert sorted(store.read) == sorted(IDS)
+
+
+def test_how_far_a_job_says_it_is_stands_beside_its_name(tmp_path: Path) -> None:
+    progress = Progress(0.1, "page 1 of 38", NOW)
+    store = JobsById({"extract:a.txt": make_job("extract:a.txt", "running", "retried", progress=progress)})
+    watcher = Watcher(store, PLAN, Journal(tmp_path))
+    watcher.look()
+    assert watcher.note() == "retried 1, extract:a.txt: page 1 of 38"
 
 
 def test_the_final_look_forgets_a_job_that_vanished(tmp_path: Path) -> None:
