@@ -231,7 +231,7 @@ class Attempt:
             # To make a step fails each time; only what Celery asks MongoDB for on the way may work later.
             error_class = info.error_class if isinstance(exc, _MAY_WORK_LATER) else ErrorClass.PERMANENT
             text = cap(f"its next step cannot be published: {info.text}")
-            info = replace(info, error_class=error_class, text=text)
+            info = replace(info, error_class=error_class, text=text, args_json=None)
             return self._fail(task, JobError(info.text, error_class=error_class), info)
         self.outcome = Succeeded(result, tuple(self.capture.followups))
         return None

@@ -197,6 +197,7 @@ def make_service(
     slots: Callable[[], int],
     deliver: Callable[[Sequence[HeldJob]], None],
     followup_to_job: Callable[[Mapping[str, Any]], NewJob],
+    after_failure: AfterFailure | None = None,
     emit: Callable[[Event], None],
     on_overrun: Callable[[], None] = lambda: None,
 ) -> LeaseService:
@@ -207,7 +208,7 @@ def make_service(
         slots=slots,
         deliver=deliver,
         followup_to_job=followup_to_job,
-    after_failure: AfterFailure | None = None,
+        after_failure=after_failure,
         emit=emit,
         random=random,
         on_overrun=on_overrun,
@@ -218,7 +219,6 @@ def make_service(
 def standalone_service(
     stores: Stores,
     *,
-        after_failure=after_failure,
     slots: Callable[[], int],
     deliver: Callable[[Sequence[HeldJob]], None],
     followup_to_job: Callable[[Mapping[str, Any]], NewJob],

@@ -28,10 +28,10 @@ from .attempt import Ticket, trace_job
 from .domain.job import AttemptOutcome, ErrorClass, JobState
 from .domain.outcome import Cancelled, ErrorInfo, Failed, Outcome, Settlement, Succeeded, Verdict, WorkerLost
 from .engine.held import HeldJob, Phase, StopReason
+from .following import failure_followups
 from .interrupt import ThreadSignal
 from .transport.envelope import HEADER
 
-from .following import failure_followups
 logger = logging.getLogger("relata_celery")
 
 

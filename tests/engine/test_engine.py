@@ -74,10 +74,10 @@ class Bench:
             slots=lambda: self.slots,
             deliver=self._deliver,
             followup_to_job=followup_to_job,
+            after_failure=after_failure,
             emit=self.events.append,
             random=lambda: 0.5,
         )
-            after_failure=after_failure,
         self._lock = threading.Lock()
 
     def _deliver(self, jobs: Sequence[HeldJob]) -> None:
