@@ -93,23 +93,26 @@ def open_stores(uri: str, settings: Settings | None = None) -> Stores:
 
 
 def mongodb_uri(app: Any) -> str:
-    """The MongoDB URI behind an app's broker URL.
+    """The MongoDB URI behind an app's broker URL; of several, that of the first, which is the one in use.
 
     Raises ConfigurationError when the app's broker is not ``relata+mongodb://...``.
     """
-    url = app.conf.broker_read_url or app.conf.broker_url
-    if isinstance(url, (list, tuple)):
-        url = url[0] if url else None
-    if not isinstance(url, str) or not url.startswith(URL_PREFIX):
-        raise ConfigurationError(
-            f"the app's broker is {masked(str(url))}; a leased task needs relata+mongodb://host/database"
-        )
-    return url.split(";", 1)[0].removeprefix(URL_PREFIX)
+    url = _broker_url(app)
+    if not url.startswith(URL_PREFIX):
+        raise ConfigurationError(f"the app's broker is {masked(url)}; a leased task needs relata+mongodb://host/database")
+    return url.removeprefix(URL_PREFIX)
 
 
 def has_our_broker(app: Any) -> bool:
+    return _broker_url(app).startswith(URL_PREFIX)
+
+
+def _broker_url(app: Any) -> str:
+    """The broker URL in use; one may be given as text, several in a list or between semicolons."""
     url = app.conf.broker_read_url or app.conf.broker_url
-    return isinstance(url, str) and url.startswith(URL_PREFIX)
+    if isinstance(url, (list, tuple)):
+        url = url[0] if url else None
+    return str(url).split(";", 1)[0]
 
 
 def stores_of(app: Any) -> Stores:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import signals
 from celery.exceptions import TaskRevokedError
+from celery.utils.time import rate
 from celery.worker import state
 from celery.worker.request import Request
 from kombu.utils.encoding import safe_repr
@@ -27,6 +29,7 @@ from . import bootstrap
 from .attempt import Ticket, trace_job
 from .domain.job import AttemptOutcome, ErrorClass, JobState
 from .domain.outcome import Cancelled, ErrorInfo, Failed, Outcome, Settlement, Succeeded, Verdict, WorkerLost
+from .domain.redact import clean
 from .engine.held import HeldJob, Phase, StopReason
 from .following import failure_followups
 from .interrupt import ThreadSignal
@@ -52,8 +55,11 @@ class LeasedRequest(Request):
         self._signal: ThreadSignal | None = None
         self._slot: tuple[int, int] | None = None
         self._finished = False
+        self._handed_over: tuple[Any, ...] | None = None
         if self._held is None:
             return
+        # A job that could be claimed is not revoked, whatever this worker was told of its id before.
+        state.revoked.discard(self.id)
         self._worker = bootstrap.worker_of(self.app)
         # Of a document edited into nonsense this raises, before anything has begun with the job.
         self._limits = self._stated_limits()
@@ -70,42 +76,62 @@ class LeasedRequest(Request):
     # -- into the pool --------------------------------------------------------------------------
 
     def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
+        """Hand the job to the pool.
+
+        Raises TaskRevokedError, and nothing else, when the pool does not run it: its end is then settled or
+        was settled before, and only whoever raises this is given the pool's slot back.
+        """
         held = self._held
         if held is None:
             return super().execute_using_pool(pool, **kwargs)
-        if held.phase is not Phase.RESERVED:  # given back while it waited for a slot
-            state.task_ready(self)
-            self.acknowledge()
-            raise TaskRevokedError(self.id)
-        if self.revoked():
-            raise TaskRevokedError(self.id)
         self._pool = pool
         try:
-            return self._apply(pool, held)
+            if held.phase is Phase.RESERVED:
+                if not self.revoked():
+                    return self._apply(pool, held)
+            else:  # given back while it waited for a slot
+                self._leave_worker()
         except Exception as exc:
-            # The pool's own slot comes back only to who raises this; the job is not to blame.
-            text = f"the worker's pool did not take the job: {type(exc).__name__}"
-            logger.error("job %s: %s: %s", self.id, text, exc)
-            state.task_ready(self)
-            self._give_back_slot()
-            self._worker.service.settle(
-                held, Failed(ErrorInfo(ErrorClass.TRANSIENT, text, type(exc).__name__))
-            )
+            self._refused(held, exc)
             raise TaskRevokedError(self.id) from exc
+        raise TaskRevokedError(self.id)
+
+    def _refused(self, held: HeldJob, exc: Exception) -> None:
+        """The job did not get into the pool: it fails for good if its own message is to blame."""
+        kind = type(exc).__name__
+        text = f"the worker's pool did not take the job: {kind}"
+        error_class = ErrorClass.TRANSIENT
+        if self._handed_over is None or not _can_be_sent(self._handed_over):
+            text = f"the job cannot be handed to a process: {kind} ({clean(str(exc))[:200]})"
+            error_class = ErrorClass.PERMANENT
+        logger.error("job %s: %s: %s", self.id, text, exc)
+        self._give_back_slot()
+        error = ErrorInfo(error_class, text, kind, type(exc).__module__)
+        followups = self.failure_followups(error) if error_class is ErrorClass.PERMANENT else ()
+        self._worker.service.settle(held, Failed(error, followups))
+        self._leave_worker()
+
+    def _leave_worker(self) -> None:
+        """Take this request out of Celery's books, but not a newer one of the same job."""
+        newer = state.requests.get(self.id)
+        state.task_ready(self)
+        if newer is not None and newer is not self:
+            state.requests[self.id] = newer
+        self.acknowledge()
 
     def _apply(self, pool: Any, held: HeldJob) -> Any:
+        self._handed_over = (
+            self.type,
+            self.id,
+            self.request_dict,
+            self.body,
+            self.content_type,
+            self.content_encoding,
+            self._ticket(held, pool),
+        )
         return pool.apply_async(
             trace_job,
-            args=(
-                self.type,
-                self.id,
-                self.request_dict,
-                self.body,
-                self.content_type,
-                self.content_encoding,
-                self._ticket(held, pool),
-                self._signal,
-            ),
+            args=(*self._handed_over, self._signal),
             accept_callback=self.on_accepted,
             callback=self.on_success,
             error_callback=self.on_failure,
@@ -161,8 +187,10 @@ class LeasedRequest(Request):
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         if self._held is not None:
+            self.worker_pid = pid
             soft, hard = self._limits
-            self._worker.service.begin(self._held, monotonic(), soft=soft, hard_s=hard)
+            if not self._worker.service.begin(self._held, monotonic(), soft=soft, hard_s=hard):
+                return  # given back on its way here: it has been told to stop
         super().on_accepted(pid, time_accepted)
 
     def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> None:
@@ -255,10 +283,11 @@ class LeasedRequest(Request):
             return
         if self._signal is not None:
             self._signal.interrupt(reason)
-        elif self._slot is not None:
+        elif self._slot is not None and self.worker_pid:
             self._worker.board.mark(*self._slot, reason)
-            if self.worker_pid:
-                _send(self.worker_pid, signal.SIGUSR1)
+            _send(self.worker_pid, signal.SIGUSR1)
+        else:  # not begun: whichever process comes to it finds that its place on the board is gone
+            self._give_back_slot()
 
     def kill(self) -> None:
         if self._finished or self._pool is None or not self.worker_pid or self._signal is not None:
@@ -267,6 +296,10 @@ class LeasedRequest(Request):
             self._pool.terminate_job(self.worker_pid, signal.SIGKILL)
         except (NotImplementedError, OSError):
             pass
+
+    def may_wait(self) -> bool:
+        """Whether the task has a rate limit of Celery's, which makes its jobs wait in the worker."""
+        return bool(rate(self.task.rate_limit))
 
     def lease_extended(self, lease_deadline: float) -> None:
         if self._signal is not None:
@@ -318,6 +351,17 @@ class LeasedRequest(Request):
 
 def _runs_in_processes(pool: Any) -> bool:
     return bool(pool.uses_semaphore)
+
+
+def _can_be_sent(arguments: tuple[Any, ...]) -> bool:
+    """Whether these can be written for another process at all."""
+    try:
+        pickle.dumps(arguments)
+    except MemoryError:
+        return True
+    except Exception:
+        return False
+    return True
 
 
 def _send(pid: int, number: int) -> None:

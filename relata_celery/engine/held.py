@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from enum import Enum
+from time import monotonic
 from typing import Any, Protocol
 
 from relata_celery.domain.job import Claim, ClaimedJob
@@ -38,6 +39,9 @@ class AttemptControl(Protocol):
     def failure_followups(self, error: ErrorInfo) -> tuple[Mapping[str, Any], ...]:
         """What is to be published if the job fails for good while its code cannot say so."""
 
+    def may_wait(self) -> bool:
+        """Whether the attempt may stay reserved for as long as it likes, by a rule of the seam's own."""
+
     def lease_extended(self, lease_deadline: float) -> None:
         """Tell the attempt the monotonic time until which its lease now holds."""
 
@@ -63,6 +67,7 @@ class HeldJob:
         "lingers",
         "max_attempts",
         "phase",
+        "reserved_at",
         "retry_on_timeout",
         "soft_deadline",
         "started_at",
@@ -71,6 +76,7 @@ class HeldJob:
     def __init__(self, job: ClaimedJob, lease_deadline: float) -> None:
         self.job = job
         self.phase = Phase.RESERVED
+        self.reserved_at = monotonic()
         self.lease_deadline = lease_deadline
         self.control: AttemptControl | None = None
         self.started_at: float | None = None

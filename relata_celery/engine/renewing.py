@@ -5,7 +5,9 @@ that its fence moved on, or when its local deadline passes. That deadline counts
 the last accepted renewal was *sent*, on the monotonic clock, so it can only be early, never late.
 (One failed heartbeat that killed all tasks is a reported defect elsewhere.)
 
-A live parent does not prove a live job: an attempt past its own hard deadline is not renewed.
+A live parent does not prove a live job: an attempt past its own hard deadline is not renewed. One whose
+outcome is on its way to MongoDB is, for as long as that takes. A job that lies reserved for longer than
+a lease has been forgotten by whoever was to run it, and is given back.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class Renewer(Background):
         lease_s: float,
         period_s: float,
         on_lost: Callable[[HeldJob, StopReason, str], None],
+        give_back: Callable[[HeldJob, str], bool],
         emit: Callable[[Event], None],
         random: Callable[[], float],
         gate: Gate | None = None,
@@ -46,6 +49,7 @@ class Renewer(Background):
         self._lease_s = lease_s
         self._period_s = period_s
         self._on_lost = on_lost
+        self._give_back = give_back
         self._emit = emit
 
     def first_wait_s(self) -> float:
@@ -53,7 +57,10 @@ class Renewer(Background):
 
     def step(self) -> float | None:
         now = monotonic()
-        renewable = self._held.snapshot(lambda held: held.hard_deadline is None or now < held.hard_deadline)
+        self._give_back_forgotten(now)
+        renewable = self._held.snapshot(
+            lambda held: held.phase is Phase.SETTLING or held.hard_deadline is None or now < held.hard_deadline
+        )
         if renewable:
             sent_at = monotonic()
             try:
@@ -78,3 +85,11 @@ class Renewer(Background):
             if self._gate is not None:
                 self._gate.renew()
         return self._period_s
+
+    def _give_back_forgotten(self, now: float) -> None:
+        for held in self._held.snapshot(lambda held: held.phase is Phase.RESERVED):
+            control, reserved_s = held.control, now - held.reserved_at
+            if control is None or reserved_s <= self._lease_s or control.may_wait():
+                continue
+            if self._give_back(held, "it lay in the worker for longer than a lease and did not begin"):
+                logger.warning("job %s was given back: reserved for %.0f s and not begun", held.claim.id, reserved_s)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from relata_celery.domain.events import Event
-from relata_celery.domain.job import JobState
-from relata_celery.domain.outcome import LeaseForfeited, Outcome, Settlement, Verdict
+from relata_celery.domain.job import ClaimedJob, JobState
+from relata_celery.domain.outcome import Cancelled, LeaseForfeited, Outcome, Released, Settlement, Verdict
 
 from .claiming import Claimer
 from .deadlines import Deadlines
@@ -79,7 +79,15 @@ class LeaseService:
         )
         self.deadlines = Deadlines(self.held, self.settler, self.lose, settings.grace_s, self._drain_if_asked, random)
         self.renewer = Renewer(
-            queue, self.held, settings.lease_s, settings.heartbeat_s, self.lose, emit, random, self.gate
+            queue,
+            self.held,
+            settings.lease_s,
+            settings.heartbeat_s,
+            self.lose,
+            self.give_back,
+            emit,
+            random,
+            self.gate,
         )
         self.claimer = Claimer(
             queue,
@@ -160,14 +168,22 @@ class LeaseService:
         *,
         soft: tuple[float, StopReason] | None = None,
         hard_s: float | None = None,
-    ) -> None:
-        """The attempt began; ``soft`` and ``hard_s`` are its limits in seconds from the start."""
+    ) -> bool:
+        """The attempt began; ``soft`` and ``hard_s`` are its limits in seconds from the start.
+
+        False when the claim's end was decided before: then the attempt is told to stop, and killed if it goes on.
+        """
         if soft is not None:
             held.soft_deadline = (started_at + soft[0], soft[1])
         if hard_s is not None:
             held.hard_deadline = started_at + hard_s
         self.held.begin(held, started_at)
+        begun = held.phase is Phase.RUNNING
+        if not begun and held.control is not None:
+            held.control.interrupt(held.interrupted or StopReason.DRAINED)
+            self.deadlines.doom(held.control)
         self.deadlines.wake_if_idle()
+        return begun
 
     def end(
         self, held: HeldJob, outcome: Outcome, ran_s: float | None, on_verdict: OnVerdict | None = None
@@ -217,6 +233,33 @@ class LeaseService:
         accepted = self.settler.acknowledge(held)
         self.claimer.slot_freed()
         return accepted
+
+    def give_back(self, held: HeldJob, reason: str) -> bool:
+        """Put a job that has not begun back, uncounted; one that is on its way into the pool does not run.
+
+        False if it has begun, or its end was decided before.
+        """
+        if held.phase is not Phase.RESERVED:
+            return False
+        if held.control is not None:
+            held.control.interrupt(StopReason.DRAINED)
+        return self.settle(held, Released(reason))
+
+    def hold(self, job: ClaimedJob, lease_deadline: float) -> HeldJob | None:
+        """Hold a job that a seam claimed by itself; None when it is not to be run."""
+        held = HeldJob(job, lease_deadline)
+        superseded = self.held.add(held)
+        if superseded is not None:
+            self.lose(superseded, StopReason.LEASE_LOST, "the job was claimed again by this worker")
+        if self.gate is not None and self.gate.guards([job.queue]):
+            self.gate.assign(held)
+            if not held.limits:
+                self.settle(held, Released("another had its slot of the limit"))
+                return None
+        if job.expired:
+            self.settle(held, Cancelled("expired before it was started"))
+            return None
+        return held
 
     def lose(self, held: HeldJob, reason: StopReason, why: str) -> None:
         """The lease is gone: tell the attempt, write nothing for it."""

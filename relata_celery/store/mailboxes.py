@@ -44,6 +44,14 @@ class Binding(NamedTuple):
     mailbox: bool
 
 
+class Post(NamedTuple):
+    """A message for some queues, and how many seconds it is good for."""
+
+    queues: Sequence[str]
+    message: Mapping[str, Any]
+    ttl_s: float
+
+
 class Mailboxes:
     """Mailboxes and bindings of one database. Safe to share between threads."""
 
@@ -129,17 +137,27 @@ class Mailboxes:
 
     def put(self, queues: Sequence[str], message: Mapping[str, Any], ttl_s: float) -> None:
         """Put a copy of the message into each queue, for ``ttl_s`` seconds, in one write."""
-        if not queues:
-            return
+        self.put_all([Post(queues, message, ttl_s)])
+
+    def put_all(self, posts: Sequence[Post]) -> None:
+        """Put these messages into their queues in one write; they keep their order."""
         now = self._database.clock.now()
-        expire_at = now + timedelta(seconds=ttl_s)
         documents: list[Document] = [
-            {"_id": ObjectId(), "queue": queue, "message": message, "at": now, "expire_at": expire_at}
-            for queue in queues
+            {
+                "_id": ObjectId(),
+                "queue": queue,
+                "message": post.message,
+                "at": now,
+                "expire_at": now + timedelta(seconds=post.ttl_s),
+            }
+            for post in posts
+            for queue in post.queues
         ]
+        if not documents:
+            return
         with translated():
             self._messages.insert_many(documents, ordered=False)
-            for queue in self._due_for_a_cut(queues):
+            for queue in self._due_for_a_cut([str(document["queue"]) for document in documents]):
                 self._cut(queue)
 
     def take(self, queues: Collection[str], limit: int) -> list[tuple[str, Document]]:

@@ -14,16 +14,22 @@ from typing import Any
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.transport.virtual.base import queue_declare_ok_t
+from kombu.utils.functional import maybe_list
 
 from relata_celery.domain.job import NewJob
 from relata_celery.engine.held import HeldJob
 
 from . import capture, envelope
+from .outbox import Letter
 from .qos import QoS
 
 #: How long an unclaimed mailbox message, and a binding whose listener fell silent, are kept, in seconds.
 DEFAULT_MESSAGE_TTL_S = 60.0
 MIN_BINDING_TTL_S = 60.0
+#: How the names of remote control's exchanges end, and AMQP's mark of a message that may be lost.
+PIDBOX, TRANSIENT = ".pidbox", 1
+#: The routing key of what a worker says again and again: whoever begins to listen need not hear it at once.
+HEARTBEAT = "worker.heartbeat"
 
 
 class Message(virtual.Message):
@@ -81,6 +87,50 @@ class Channel(virtual.Channel):
         return list(merged)
 
     # -- publishing -----------------------------------------------------------------------------
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
+        """Publish: jobs and what is bound for their queues now, the rest of a worker through its outbox.
+
+        Raises :class:`~relata_celery.domain.errors.EnqueueError` when MongoDB cannot be reached.
+        """
+        self._inplace_augment_message(message, exchange, routing_key)
+        with self.connection.publishing():
+            if exchange.endswith(PIDBOX) and self.typeof(exchange).type == "fanout":
+                self._cancel_revoked(message)
+            outbox = self.connection.outbox
+            if outbox is not None and self._may_wait(message, exchange):
+                outbox.post(self._letter(message, exchange, routing_key))
+            else:
+                super().basic_publish(message, exchange, routing_key, **kwargs)
+
+    def _may_wait(self, message: Mapping[str, Any], exchange: str) -> bool:
+        """Whether this is no job: a broadcast, or what its publisher calls transient (events and replies)."""
+        if not exchange or envelope.is_task(message):
+            return False
+        if self.typeof(exchange).type == "fanout":
+            return True
+        transient = message["properties"].get("delivery_mode") == TRANSIENT
+        local = self.state.exchanges.get(exchange, {}).get("table", [])
+        return transient and all(queue in self.connection.mailboxes for _key, _pattern, queue in local)
+
+    def _letter(self, message: Mapping[str, Any], exchange: str, routing_key: str) -> Letter:
+        kind = self.typeof(exchange)
+        return Letter(
+            exchange=exchange,
+            route=lambda table: kind.lookup(table, exchange, routing_key, None),
+            message=message,
+            ttl_s=DEFAULT_MESSAGE_TTL_S,
+            remembered=kind.type == "topic" and routing_key == HEARTBEAT,
+        )
+
+    def _cancel_revoked(self, message: dict[str, Any]) -> None:
+        """A revoke that is broadcast is a write first: jobs that wait are cancelled, with or without a worker."""
+        body = self.Message(message, channel=self, accept=[message.get("content-type")]).payload
+        if isinstance(body, Mapping) and body.get("method") in ("revoke", "terminate"):
+            wanted = (body.get("arguments") or {}).get("task_id")
+            ids = [str(one) for one in maybe_list(wanted) or ()]
+            if ids:
+                self.connection.cancel_waiting(ids)
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         if envelope.is_task(message):

@@ -12,8 +12,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from relata_celery.domain.job import ErrorClass
-from relata_celery.domain.outcome import ErrorInfo, Failed, Released, RetryRequested
-from relata_celery.engine.held import HeldJob, Phase
+from relata_celery.domain.outcome import ErrorInfo, Failed, RetryRequested
+from relata_celery.engine.held import HeldJob
 
 if TYPE_CHECKING:
     from .channel import Channel, Message
@@ -71,13 +71,13 @@ class QoS:
             service.settle(held, _refusal(self._why_rejected(message, held)))
 
     def restore_unacked(self) -> list[Any]:
-        """The channel closes: give back what never began. A running job is never touched."""
+        """The channel closes: give back what never began, for Celery forgets it. A running job is never touched."""
         with self._lock:
             messages, self._delivered = list(self._delivered.values()), {}
         for message in messages:
             held = message.held
-            if held is not None and held.phase is Phase.RESERVED and held.control is None:
-                self.channel.connection.lease_service.settle(held, Released("the channel was closed"))
+            if held is not None:
+                self.channel.connection.lease_service.give_back(held, "the channel was closed")
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from random import random
+from threading import Lock
 from time import monotonic
 from typing import Any
 
@@ -32,12 +34,15 @@ from relata_celery.store.client import masked
 from . import envelope
 from .channel import Channel, mail_delivery
 from .mail import MailReader
+from .outbox import Outbox, outboxes
 from .wakeup import Wakeup
 
 logger = logging.getLogger("relata_celery")
 
 #: Between two looks at a mailbox without an event loop (a client waiting for a reply), in seconds.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
+#: How long a closing connection waits for its last events and replies to be written, in seconds.
+FLUSH_S = 1.0
 
 
 class PublishFailed(OperationalError, EnqueueError):
@@ -64,6 +69,7 @@ class Transport(virtual.Transport):
         self.mailboxes: dict[str, tuple[float, float]] = {}
         self.remote_mailboxes: set[str] = set()
         self.knows_type: Callable[[str], bool] = lambda _type: True
+        self.uri = broker_uri(client)
         self._stores: bootstrap.Stores | None = None
         self._service: LeaseService | None = None
         self._attached = False
@@ -75,12 +81,14 @@ class Transport(virtual.Transport):
         self._wakeup: Wakeup | None = None
         self._mail: MailReader | None = None
         self._loop: Any = None
+        #: Held while jobs are put into the inbox, and while it is closed.
+        self._closing = Lock()
         self.closed = False
 
     @property
     def stores(self) -> bootstrap.Stores:
         if self._stores is None:
-            self._stores = bootstrap.open_stores(broker_uri(self.client))
+            self._stores = bootstrap.open_stores(self.uri)
         return self._stores
 
     def driver_version(self) -> str:
@@ -101,6 +109,26 @@ class Transport(virtual.Transport):
                 self.stores.jobs.enqueue([job])
         except StoreError as exc:
             raise PublishFailed(f'job type "{job.type}" ({job.id}) was not queued: {exc}') from exc
+
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Have a publish of what is no job end, like that of a job, when MongoDB cannot be reached.
+
+        kombu would try the same call again for ever.
+        """
+        try:
+            yield
+        except StoreUnavailable as exc:
+            raise PublishFailed(f"a message was not published: {exc}") from exc
+
+    @property
+    def outbox(self) -> Outbox | None:
+        """Where this process' event loop puts what is no job; None where no loop must be kept from waiting."""
+        return outboxes.of(self.uri)
+
+    def cancel_waiting(self, ids: Sequence[str]) -> None:
+        """Cancel those of these jobs that wait."""
+        self.stores.jobs.cancel(ids, reason="revoked", waiting_only=True)
 
     # -- consuming ------------------------------------------------------------------------------
 
@@ -141,32 +169,50 @@ class Transport(virtual.Transport):
             self._listening.remove(queue)
 
     def claim_one(self, queue: str) -> dict[str, Any] | None:
+        """Claim one job of this queue, as its consumers would; None when there is none that may run now."""
         service = self.lease_service
-        claimed = self.stores.jobs.claim([queue], 1, service.owner, service.settings.lease_s)
-        for job in claimed:
-            held = HeldJob(job, monotonic() + service.settings.lease_s)
-            service.held.add(held)
-            raw = self._to_raw(held)
+        lease_s = service.settings.lease_s
+        gate = service.gate if service.gate is not None and service.gate.guards([queue]) else None
+        while gate is None or gate.open([queue]):
+            sent_at = monotonic()
+            admit = None if gate is None else gate.admit
+            claimed = self.stores.jobs.claim([queue], 1, service.owner, lease_s, admit)
+            if not claimed:
+                break
+            held = service.hold(claimed[0], sent_at + lease_s)
+            raw = None if held is None else self._to_raw(held)
             if raw is not None:
                 return raw
         return None
 
     def deliver(self, jobs: Sequence[HeldJob]) -> None:
-        """Take claimed jobs (from the claimer's thread) for the thread that drains."""
-        for held in jobs:
-            raw = self._to_raw(held)
-            if raw is not None:
-                self._inbox.append((held.job.queue, raw))
-        self.wakeup.set()
+        """Take claimed jobs (from the claimer's thread) for the thread that drains.
+
+        Once the connection closes they are given back.
+        """
+        ready = [(held.job.queue, raw) for held in jobs if (raw := self._to_raw(held)) is not None]
+        with self._closing:
+            if not self.closed:
+                self._inbox.extend(ready)
+                self.wakeup.set()
+                return
+        for _queue, raw in ready:
+            self.lease_service.give_back(raw["held"], "the connection was closed")
 
     def deliver_mail(self, messages: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        self._inbox.extend((queue, mail_delivery(message)) for queue, message in messages)
-        self.wakeup.set()
+        with self._closing:
+            if not self.closed:
+                self._inbox.extend((queue, mail_delivery(message)) for queue, message in messages)
+                self.wakeup.set()
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """Run this in the thread that drains. Safe from any thread."""
-        self._calls.append(call)
-        self.wakeup.set()
+        """Run this in the thread that drains; at once when there is none any more. Safe from any thread."""
+        with self._closing:
+            if not self.closed:
+                self._calls.append(call)
+                self.wakeup.set()
+                return
+        call()
 
     def _to_raw(self, held: HeldJob) -> dict[str, Any] | None:
         try:
@@ -187,6 +233,7 @@ class Transport(virtual.Transport):
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         self._loop = loop
+        outboxes.open(self.uri, self.stores)
         self._mail = MailReader(self, random)
         if self._listening:
             self._mail.start()
@@ -268,16 +315,24 @@ class Transport(virtual.Transport):
             self.lease_service.settle(held, Released("its queue is no longer consumed here"))
 
     def close_connection(self, connection: Any) -> None:
-        self.closed = True
+        """Close; give back the jobs that have not begun, wherever they lie. Running ones go on."""
+        with self._closing:
+            self.closed = True
         if self._mail is not None:
             self._mail.stop(0.0)
         if self._loop is not None and self._wakeup is not None:
             self._loop.remove_reader(self._wakeup.fileno())
         super().close_connection(connection)
+        while self._inbox:
+            held = self._inbox.popleft()[1].get("held")
+            if held is not None:
+                self.lease_service.give_back(held, "the connection was closed")
+        while self._calls:
+            self._calls.popleft()()
         if self._service is not None and not self._attached:
             self._service.stop()
-        while self._inbox:
-            self._reject_inbound_message(self._inbox.popleft()[1])
+        if self._loop is not None:
+            outboxes.close(self.uri, FLUSH_S)
         if self._wakeup is not None:
             self._wakeup.close()
             self._wakeup = None

@@ -9,17 +9,12 @@ from relata_celery import bootstrap
 #: By name, so that a producer does not import Celery's worker.
 ENGINE = "relata_celery.worker.steps:Engine"
 LEASES = "relata_celery.worker.steps:Leases"
-CONTROL = "relata_celery.control:Control"
-CELERY_CONTROL = "celery.app.control:Control"
 
 
 def install(app: Any) -> None:
-    """Have every worker of this app run the engine, and its revokes be writes. May be called again."""
+    """Have every worker of this app run the engine. May be called again."""
     app.steps["worker"].add(ENGINE)
     app.steps["consumer"].add(LEASES)
-    if app.control_cls == CELERY_CONTROL:
-        app.control_cls = CONTROL
-        app.__dict__.pop("control", None)
 
 
 def install_for_worker(sender: Any = None, **kwargs: Any) -> None:

@@ -150,10 +150,7 @@ class WorkerRuntime:
         if pool is None:
             return 0
         slots = int(controller.max_concurrency or pool.num_processes or 0)
-        plain = sum(
-            1 for request in tuple(state.active_requests) if not isinstance(request, LeasedRequest)
-        )
-        return max(slots - plain, 0)
+        return max(slots - _running_plain_tasks(), 0)
 
     def _knows_type(self, name: str) -> bool:
         return name in self.app.tasks
@@ -173,3 +170,11 @@ class WorkerRuntime:
             self.board.close()
             logging.shutdown()
             os._exit(0)
+
+
+def _running_plain_tasks() -> int:
+    while True:
+        try:
+            return sum(1 for request in state.active_requests if not isinstance(request, LeasedRequest))
+        except RuntimeError:  # another thread has changed the set: count anew
+            continue

@@ -19,8 +19,10 @@ from typing import Any
 
 from celery import Celery
 from celery.signals import task_success
+from celery.worker.control import control_command
 
 from relata_celery import JobStore, LeasedTask, current_job
+from relata_celery.domain.errors import StoreUnavailable
 from relata_celery.domain.job import Job, JobState
 from relata_celery.store.client import connect
 from tests.waiting import wait_until
@@ -106,6 +108,15 @@ class NotedTask(LeasedTask):
         note("on_success", self.request)
 
 
+def lose_connection(state: Any) -> None:
+    """A remote-control command: the worker's event loop meets the error of a connection that broke."""
+
+    def meet() -> None:
+        raise StoreUnavailable("the test broke the connection")
+
+    state.consumer.hub.call_soon(meet)
+
+
 def make_app(uri: str) -> Celery:
     app = Celery(
         "recovery",
@@ -124,6 +135,7 @@ def __getattr__(name: str) -> Any:
     """``app`` for ``celery -A``: made only where a worker asks for it."""
     if name != "app":
         raise AttributeError(name)
+    control_command()(lose_connection)
     task_success.connect(lambda sender, **_: note("task_success", sender.request), weak=False)
     app = make_app(os.environ["RELATA_TEST_URI"])
     app.set_current()

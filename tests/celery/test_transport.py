@@ -7,14 +7,17 @@ import queue
 import signal
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import kombu
 import pytest
+from celery import Celery
 
-import relata_celery  # noqa: F401  (registers the transport)
+from relata_celery import LeasedTask
 from relata_celery.domain.errors import InvalidJob
+from relata_celery.domain.job import JobState, NewJob
 from relata_celery.store.client import connect
 from relata_celery.store.jobs import Jobs
 from tests.waiting import wait_until
@@ -69,6 +72,50 @@ def test_basic_get_and_purge(connection: Any) -> None:
     message.ack()
     assert letters(channel).purge() == 2
     assert letters(channel).get() is None
+
+
+def test_basic_get_hands_out_no_expired_job(connection: Any, database_uri: str) -> None:
+    jobs = Jobs(connect(database_uri))
+    message = {"body": '"late"', "content-type": "application/json", "content-encoding": "utf-8", "headers": {}}
+    past = datetime.now(timezone.utc) - timedelta(hours=1)
+    for job_id, expires_at in (("late", past), ("good", None)):
+        stored = {**message, "properties": {"delivery_tag": job_id}}
+        jobs.enqueue([NewJob(id=job_id, type="t", queue="letters", message=stored, expires_at=expires_at)])
+    got = connection.default_channel.basic_get("letters")
+    assert got is not None
+    assert got.held.claim.id == "good"
+    wait_until(lambda: jobs.count(states=[JobState.CANCELLED]) == 1, message="the expired one is cancelled")
+    got.ack()
+
+
+def test_basic_get_keeps_to_the_limit_of_the_ai_queue(connection: Any) -> None:
+    producer, ai = kombu.Producer(connection.default_channel), kombu.Queue("ai", kombu.Exchange("ai"), routing_key="ai")
+    for number in range(2):
+        producer.publish(number, exchange=ai.exchange, routing_key="ai", declare=[ai])
+    first = ai(connection.default_channel).get()
+    assert first.payload == 0
+    assert ai(connection.default_channel).get() is None  # one at once, by default
+    first.ack()
+    second = wait_until(lambda: ai(connection.default_channel).get(), message="its slot is free again")
+    assert second.payload == 1
+    second.ack()
+
+
+@pytest.mark.parametrize(
+    "options", [{"task_id": 5}, {"headers": {"id": None}}, {"headers": {"id": ""}}, {"headers": {"id": ["a"]}}]
+)
+@pytest.mark.parametrize("leased", [True, False])
+def test_an_id_that_is_no_text_is_refused_at_the_caller(leased: bool, options: Any, database_uri: str) -> None:
+    app = Celery("ids", broker=f"relata+{database_uri}", set_as_current=False)
+
+    def add() -> None:
+        """Never run."""
+
+    task = app.task(name="ids.add", shared=False, **({"base": LeasedTask} if leased else {}))(add)
+    with pytest.raises(InvalidJob, match=r'job type "ids.add": its id \(task_id\) must be text'):
+        task.apply_async(**options)
+    assert Jobs(connect(database_uri)).count() == 0
+    app.close()
 
 
 def test_a_broadcast_reaches_each_listener_that_was_declared_before_it(connection: Any, database_uri: str) -> None:

@@ -44,6 +44,9 @@ class Control:
     def failure_followups(self, error: ErrorInfo) -> tuple[Mapping[str, Any], ...]:
         return ()
 
+    def may_wait(self) -> bool:
+        return False
+
     def lease_extended(self, lease_deadline: float) -> None:
         self.lease_deadline = lease_deadline
 
@@ -308,3 +311,37 @@ def test_a_retried_job_comes_back_when_its_delay_is_over_without_waiting_for_a_p
     wait_until(lambda: len(b.delivered) == 2, message="the second attempt is claimed", timeout=15)
     settled = [event for event in b.events if isinstance(event, JobSettled)]
     assert [str(event.outcome) for event in settled] == ["retried"]
+
+
+def test_a_job_that_stays_reserved_for_longer_than_a_lease_is_given_back_uncounted(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(lease_s=1.0)
+    b.publish("a")
+    wait_until(lambda: b.delivered, message="the job is claimed")
+    control = Control()
+    b.service.adopt(b.delivered[0], control)
+    again = wait_until(lambda: b.delivered[1:], message="it is claimed anew")[0]
+    assert control.interrupted == [StopReason.DRAINED]
+    assert (again.job.attempt, again.claim.fence) == (1, 2)
+    assert not b.service.begin(b.delivered[0], monotonic())  # the first one comes too late
+
+
+def test_an_outcome_that_waits_for_mongodb_keeps_its_lease_past_the_hard_deadline(
+    bench: Callable[..., Bench], mongo_client: pymongo.MongoClient[Any], database_uri: str
+) -> None:
+    b = bench(lease_s=1.0)
+    b.publish("a")
+    wait_until(lambda: b.delivered, message="the job is claimed")
+    held, verdicts = b.delivered[0], list[Verdict]()
+    b.begin(held, hard_s=0.5)
+    database = mongo_client[database_uri.partition("?")[0].rsplit("/", 1)[1]]
+    # MongoDB takes claims and renewals, and no end of a job.
+    database.command("collMod", "relata_jobs", validator={"state": {"$in": ["queued", "running"]}})
+    b.service.settle(held, Succeeded(), lambda _s, verdict: verdicts.append(verdict))
+    began = monotonic()
+    wait_until(lambda: monotonic() > began + 4.0, message="four leases have gone by")
+    assert verdicts == []
+    database.command("collMod", "relata_jobs", validator={})
+    wait_until(lambda: verdicts, message="there is a verdict", timeout=15)
+    assert [verdict.accepted for verdict in verdicts] == [True]
