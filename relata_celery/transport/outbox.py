@@ -65,6 +65,8 @@ class Outbox(Background):
         self._capacity = capacity
         self._lock = threading.Lock()
         self._letters: deque[Letter] = deque()
+        #: Being written, or to be tried again; no longer in the box.
+        self._under_way: list[Letter] = []
         self._dropped = 0
         self._told = False
         self._empty = threading.Event()
@@ -93,28 +95,27 @@ class Outbox(Background):
 
     def step(self) -> float | None:
         with self._lock:
-            batch = [self._letters[place] for place in range(min(len(self._letters), MAX_BATCH))]
-        if not batch:
+            while self._letters and len(self._under_way) < MAX_BATCH:
+                self._under_way.append(self._letters.popleft())
+        if not self._under_way:
             return None
         try:
-            self._write(batch)
+            self._write(self._under_way)
         except StoreUnavailable:
             raise
         except Exception:
-            self._write_singly(batch)
-        self.answered()
+            self._write_singly()
         with self._lock:
-            for letter in batch:
-                if self._letters and self._letters[0] is letter:  # it may have been dropped meanwhile
-                    self._letters.popleft()
+            self._under_way = []
             if not self._letters:
                 self._told = False
                 self._empty.set()
                 return None
         return 0.0
 
-    def _write_singly(self, batch: Sequence[Letter]) -> None:
-        for letter in batch:
+    def _write_singly(self) -> None:
+        while self._under_way:
+            letter = self._under_way[0]
             try:
                 self._write([letter])
             except StoreUnavailable:
@@ -122,6 +123,7 @@ class Outbox(Background):
             except Exception as exc:
                 with self._lock:
                     self._note_dropped(f"a message to {letter.exchange} is dropped: {exc}")
+            del self._under_way[0]
 
     def _write(self, batch: Sequence[Letter]) -> None:
         fresh = {letter.exchange for letter in batch if not letter.remembered}

@@ -6,7 +6,6 @@ import secrets
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 
 import pytest
 
@@ -41,10 +40,8 @@ def test_a_worker_obeys_sigterm_while_mongodb_is_away(private_set: ReplicaSet, u
         server.kill()
         try:
             wait_until(lambda: "outbox: MongoDB cannot be reached" in worker.log, 60, "a heartbeat is not written")
-            began = monotonic()
             worker.signal(signal.SIGTERM)
-            assert worker.process.wait(60) == 0
-            assert monotonic() - began < 40  # kombu would try the heartbeat again for ever
+            assert worker.process.wait(40) == 0  # kombu by itself would try the heartbeat again for ever
         finally:
             server.start()
             private_set.primary()
