@@ -12,6 +12,7 @@ Code that blocks in C sees the exception when it returns to Python.
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import threading
 from time import monotonic
@@ -101,6 +102,8 @@ class BoardSignal:
 
     #: The attempt that the signal handler of this process may interrupt now.
     _entered: BoardSignal | None = None
+    #: The process whose signal handlers are ours: asking for them costs a twentieth of a short job.
+    _armed: int | None = None
 
     def __init__(self, reader: BoardReader | None, slot: int, token: int, lease_s: float) -> None:
         self._reader = reader
@@ -117,15 +120,20 @@ class BoardSignal:
         return self._reader.read(self._slot, self._token)[1]
 
     def enter(self) -> None:
-        if signal.getsignal(signal.SIGUSR1) is not _on_signal:
-            signal.signal(signal.SIGUSR1, _on_signal)
-        before = signal.getsignal(signal.SIGTERM)
-        if not isinstance(before, _PatientTermination):
-            signal.signal(signal.SIGTERM, _PatientTermination(before))
+        if BoardSignal._armed != os.getpid():
+            _arm()
+            BoardSignal._armed = os.getpid()
         BoardSignal._entered = self
 
     def leave(self) -> None:
         BoardSignal._entered = None
+
+
+def _arm() -> None:
+    signal.signal(signal.SIGUSR1, _on_signal)
+    before = signal.getsignal(signal.SIGTERM)
+    if not isinstance(before, _PatientTermination):
+        signal.signal(signal.SIGTERM, _PatientTermination(before))
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:

@@ -33,7 +33,7 @@ from .settling import Settler
 logger = logging.getLogger("relata_celery")
 
 #: Most jobs that may lie ready for one slot.
-MAX_AHEAD_PER_SLOT = 32
+MAX_AHEAD_PER_SLOT = 64
 #: Most jobs in one claim: bounds the documents of one answer.
 MAX_BATCH = 256
 #: The longest that an idle worker may wait with its look at a job it heard of, in seconds.
