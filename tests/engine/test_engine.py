@@ -138,7 +138,7 @@ def test_an_outcome_is_settled_once_although_mongodb_fails_at_first(
     verdicts: list[Verdict] = []
     with failing(mongo_client, ["update"], times=5):
         b.service.settle(b.delivered[0], Succeeded(), lambda _s, verdict: verdicts.append(verdict))
-        wait_until(lambda: verdicts, message="there is a verdict", timeout=15)
+        wait_until(lambda: verdicts, message="there is a verdict", timeout=60)
     assert [verdict.accepted for verdict in verdicts] == [True]
     job = b.jobs.get("a")
     assert job is not None
@@ -343,5 +343,5 @@ def test_an_outcome_that_waits_for_mongodb_keeps_its_lease_past_the_hard_deadlin
     wait_until(lambda: monotonic() > began + 4.0, message="four leases have gone by")
     assert verdicts == []
     database.command("collMod", "relata_jobs", validator={})
-    wait_until(lambda: verdicts, message="there is a verdict", timeout=15)
+    wait_until(lambda: verdicts, message="there is a verdict", timeout=60)
     assert [verdict.accepted for verdict in verdicts] == [True]
