@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 from tests.workers import Worker, running_worker
 
 APP = "tests.celery.apps_limits"
-PATIENCE_S = 60.0
+PATIENCE_S = 90
 
 StartWorker = Callable[..., Worker]
 
