@@ -111,7 +111,7 @@ def test_slots_of_a_killed_worker_come_back_with_its_lease(
     worker(name="w2")
     victim.kill_group()
     following = send(app, "ask_model", 4, 0.1)
-    wait_done(database, following + running, timeout=30)
+    wait_done(database, following + running, timeout=90)
     wait_until(lambda: _in_use(limits) == 0, message="all slots are given back")
 
 
@@ -196,7 +196,7 @@ def test_the_slot_of_a_killed_pool_process_comes_back_with_its_lease(
     assert pid in serving.children()
     os.kill(pid, signal.SIGKILL)
     app.control.revoke(running.id)
-    wait_done(database, send(app, "with_slot", 1, 0.0), timeout=30)
+    wait_done(database, send(app, "with_slot", 1, 0.0), timeout=90)
 
 
 def test_the_rate_holds_for_the_whole_fleet(
