@@ -98,6 +98,7 @@ class Claimer(Background):
         self._queues_lock = threading.Lock()
         self._draining = False
         self._due_at: float | None = None
+        self._ask_due = False
         self._hinted = True
         self._asked = False
         self._look_at = 0.0
@@ -207,15 +208,14 @@ class Claimer(Background):
             return None
         asked, self._asked = self._asked, False
         now = monotonic()
-        look_at, heard = self._next_look(now)
+        look_at, heard = self._next_look()
         if now < look_at and not asked:
             return look_at - now
-        pause = self._round(heard and not asked)
-        self._look_at = monotonic() + pause
+        self._look_at = monotonic() + self._round(heard and not asked)
         self._notice_busy()
-        return min(pause, max(self._next_look(now)[0] - monotonic(), 0.0))
+        return max(self._next_look()[0] - monotonic(), 0.0)
 
-    def _next_look(self, now: float) -> tuple[float, bool]:
+    def _next_look(self) -> tuple[float, bool]:
         """When to look, and whether that is for a job heard of."""
         at = self._look_at if self._due_at is None else min(self._look_at, self._due_at)
         with self._expected_lock:
@@ -229,14 +229,17 @@ class Claimer(Background):
             due = [job_id for job_id, (due_at, _look_at) in self._expected.items() if due_at <= now]
             for job_id in due:
                 del self._expected[job_id]
-        self._hinted, hinted = False, self._hinted
+        if self._due_at is not None and self._due_at <= now:
+            # Past, it is no reason to look again; when the next job is due is asked once there is room.
+            self._due_at, self._ask_due = None, True
         self._target = self._most()
         queues, room = self._queues, min(self._target - self._held.occupying, MAX_BATCH)
         if not queues or room <= 0:
-            self._backlog = self._backlog or hinted or bool(due)
+            self._backlog = self._backlog or self._hinted or self._ask_due or bool(due)
             self._return_slots()
             self._give_back_stranded()
             return self._poll_s
+        self._hinted, hinted = False, self._hinted
         claimed = self._claim(queues, room) if self._gate is None else self._claim_admitted(self._gate, queues, room)
         if heard:
             self._note_race(won=bool(claimed))
@@ -244,9 +247,10 @@ class Claimer(Background):
         if self._backlog:
             more_fit = room == MAX_BATCH or self._held.occupying * 2 <= self._target
             return 0.0 if more_fit else self._poll_s
+        look_ahead = self._ask_due or (hinted and not claimed)
         if self._gate is None:
-            return self._until_next(queues, look_ahead=hinted and not claimed)
-        pause = self._until_next(self._gate.open(queues), look_ahead=hinted and not claimed)
+            return self._until_next(queues, look_ahead)
+        pause = self._until_next(self._gate.open(queues), look_ahead)
         opens_in_s = self._gate.opens_in(queues)
         return pause if opens_in_s is None else min(pause, opens_in_s)
 
@@ -330,8 +334,9 @@ class Claimer(Background):
     def _until_next(self, queues: Collection[str], look_ahead: bool) -> float:
         """After a claim that did not fill the room: how long until it is worth another look."""
         now = monotonic()
-        if look_ahead or (self._due_at is not None and self._due_at <= now):
+        if look_ahead:
             due_in_s = self._queue.next_due_in(queues)
+            self._ask_due = False
             self._due_at = None if due_in_s is None else now + due_in_s
         pause = self._poll_s * (0.9 + 0.2 * self._random())
         if self._due_at is not None:

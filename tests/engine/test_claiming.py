@@ -40,13 +40,19 @@ class Fleet(Bench):
             self.store,
             self.service.settings,
             owner="bench",
-            slots=lambda: self.slots,
+            slots=self._slots,
             deliver=self._deliver,
             followup_to_job=followup_to_job,
             emit=self.events.append,
             random=lambda: 1.0,
         )
         self.claimer.on_busy = self.busy.append
+        self.rounds = 0
+
+    def _slots(self) -> int:
+        """Asked once in every round of the claimer."""
+        self.rounds += 1
+        return self.slots
 
     @property
     def claimer(self) -> claiming.Claimer:
@@ -139,3 +145,22 @@ def test_a_worker_with_more_jobs_than_room_need_hear_of_none(
         wait_until(partial(lambda n: len(w.delivered) > n, done), message="the next job is claimed")
         w.service.acknowledge(w.delivered[done])
     wait_until(lambda: w.busy == [True, False], message="it wants to hear of jobs again")
+
+
+def test_a_full_worker_does_not_look_again_and_again_for_a_job_that_has_come_due(
+    worker: Callable[..., Fleet],
+) -> None:
+    w = worker()
+    w.publish("a", "b")
+    w.claimer.hint()
+    wait_until(lambda: len(w.delivered) == 2, message="the slots are full")
+    w.settled()
+    rounds = w.rounds
+    w.jobs.enqueue([NewJob(id="c", type="t", queue="q", message=MESSAGE, delay_s=0.3)])
+    w.claimer.added("c", 0.3)
+    wait_until(lambda: w.rounds > rounds, message="its time has come")
+    w.settled()
+    assert w.rounds <= rounds + 2
+    w.service.acknowledge(w.delivered[0])
+    w.service.acknowledge(w.delivered[1])
+    wait_until(lambda: len(w.delivered) == 3, message="it is claimed when there is room")
