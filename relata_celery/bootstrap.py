@@ -108,11 +108,14 @@ def has_our_broker(app: Any) -> bool:
 
 
 def _broker_url(app: Any) -> str:
+    return _first(app.conf.broker_read_url or app.conf.broker_url)
+
+
+def _first(urls: Any) -> str:
     """The broker URL in use; one may be given as text, several in a list or between semicolons."""
-    url = app.conf.broker_read_url or app.conf.broker_url
-    if isinstance(url, (list, tuple)):
-        url = url[0] if url else None
-    return str(url).split(";", 1)[0]
+    if isinstance(urls, (list, tuple)):
+        urls = urls[0] if urls else None
+    return str(urls).split(";", 1)[0]
 
 
 def stores_of(app: Any) -> Stores:
@@ -145,7 +148,7 @@ def settings_behind(uri: str) -> Settings:
 
 def _has_broker(app: Any, uri: str) -> bool:
     urls = (app.conf.broker_write_url, app.conf.broker_read_url)
-    return any(isinstance(url, str) and url.split(";", 1)[0].removeprefix(URL_PREFIX) == uri for url in urls)
+    return any(_first(url).removeprefix(URL_PREFIX) == uri for url in urls)
 
 
 def _relata_keys(conf: Any) -> Mapping[str, Any]:

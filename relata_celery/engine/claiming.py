@@ -180,11 +180,8 @@ class Claimer(Background):
         """Whether the last claim filled all the room there was: more jobs wait."""
         return self._backlog
 
-    def room(self) -> int:
-        """How many more jobs may be claimed now."""
-        return self._most() - self._held.occupying
-
-    def _most(self) -> int:
+    def most(self) -> int:
+        """How many jobs may be held now, those that run included."""
         slots = self._slots()
         longest_s = self.pace.longest_s
         if not self._claim_ahead_s or longest_s is None:
@@ -232,7 +229,7 @@ class Claimer(Background):
         if self._due_at is not None and self._due_at <= now:
             # Past, it is no reason to look again; when the next job is due is asked once there is room.
             self._due_at, self._ask_due = None, True
-        self._target = self._most()
+        self._target = self.most()
         queues, room = self._queues, min(self._target - self._held.occupying, MAX_BATCH)
         if not queues or room <= 0:
             self._backlog = self._backlog or self._hinted or self._ask_due or bool(due)
@@ -313,21 +310,24 @@ class Claimer(Background):
                 held.control.interrupt(StopReason.DRAINED)
             self._settler.settle(held, Released("the jobs before it take long"))
 
+    def hold(self, job: ClaimedJob, lease_deadline: float) -> HeldJob | None:
+        """Hold a claimed job; None when it is not to be run, as it has expired or the worker drains."""
+        held = HeldJob(job, lease_deadline)
+        superseded = self._held.add(held)
+        if superseded is not None:
+            self._on_lost(superseded, StopReason.LEASE_LOST, "the job was claimed again by this worker")
+        if self._gate is not None:
+            self._gate.assign(held)
+        if self._draining:
+            self._settler.settle(held, Released("claimed while the worker began to drain"))
+        elif job.expired:
+            self._settler.settle(held, Cancelled("expired before it was started"))
+        else:
+            return held
+        return None
+
     def _take(self, claimed: Sequence[ClaimedJob], lease_deadline: float) -> None:
-        taken: list[HeldJob] = []
-        for job in claimed:
-            held = HeldJob(job, lease_deadline)
-            superseded = self._held.add(held)
-            if superseded is not None:
-                self._on_lost(superseded, StopReason.LEASE_LOST, "the job was claimed again by this worker")
-            if self._gate is not None:
-                self._gate.assign(held)
-            if self._draining:
-                self._settler.settle(held, Released("claimed while the worker began to drain"))
-            elif job.expired:
-                self._settler.settle(held, Cancelled("expired before it was started"))
-            else:
-                taken.append(held)
+        taken = [held for job in claimed if (held := self.hold(job, lease_deadline)) is not None]
         if taken:
             self._deliver(taken)
 

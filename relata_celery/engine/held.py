@@ -61,7 +61,6 @@ class HeldJob:
         "hard_deadline",
         "interrupted",
         "job",
-        "killed",
         "lease_deadline",
         "limits",
         "lingers",
@@ -83,7 +82,6 @@ class HeldJob:
         self.soft_deadline: tuple[float, StopReason] | None = None
         self.hard_deadline: float | None = None
         self.interrupted: StopReason | None = None
-        self.killed = False
         #: Set when the pool says that the attempt's code runs no more, whatever became of the claim.
         self.ended = False
         #: The claim's end is decided, but its code still runs and takes the slot.

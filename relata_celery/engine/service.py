@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from relata_celery.domain.events import Event
 from relata_celery.domain.job import ClaimedJob, JobState
-from relata_celery.domain.outcome import Cancelled, LeaseForfeited, Outcome, Released, Settlement, Verdict
+from relata_celery.domain.outcome import LeaseForfeited, Outcome, Released, Settlement, Verdict
 
 from .claiming import Claimer
 from .deadlines import Deadlines
@@ -247,17 +247,9 @@ class LeaseService:
 
     def hold(self, job: ClaimedJob, lease_deadline: float) -> HeldJob | None:
         """Hold a job that a seam claimed by itself; None when it is not to be run."""
-        held = HeldJob(job, lease_deadline)
-        superseded = self.held.add(held)
-        if superseded is not None:
-            self.lose(superseded, StopReason.LEASE_LOST, "the job was claimed again by this worker")
-        if self.gate is not None and self.gate.guards([job.queue]):
-            self.gate.assign(held)
-            if not held.limits:
-                self.settle(held, Released("another had its slot of the limit"))
-                return None
-        if job.expired:
-            self.settle(held, Cancelled("expired before it was started"))
+        held = self.claimer.hold(job, lease_deadline)
+        if held is not None and self.gate is not None and self.gate.guards([job.queue]) and not held.limits:
+            self.settle(held, Released("another had its slot of the limit"))
             return None
         return held
 

@@ -144,9 +144,12 @@ class Settler(Background):
         return 0.0 if self._pending else None
 
     def _decide(self, held: HeldJob, outcome: Outcome) -> Settlement:
+        job = held.job
+        if job.max_attempts != held.max_attempts:
+            job = replace(job, max_attempts=held.max_attempts)
         return decide(
             outcome,
-            replace(held.job, max_attempts=held.max_attempts),
+            job,
             random_fraction=self._random(),
             retention_succeeded_s=self._retention.succeeded_s,
             retention_failed_s=self._retention.failed_s,

@@ -316,7 +316,7 @@ def stuck() -> Document:
 
 def with_followups() -> Document:
     """Jobs whose follow-ups are not published yet. Naming ``finished_at`` lets their own index serve it."""
-    return {"followups": {"$exists": True}, "finished_at": {"$gt": datetime.fromtimestamp(0, timezone.utc)}}
+    return {"followups": {"$exists": True}, "finished_at": {"$gte": _FIRST_DATE}}
 
 
 def placeholder(job_id: str) -> Document:

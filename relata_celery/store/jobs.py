@@ -376,11 +376,6 @@ class Jobs(ByHand):
             result = self._jobs().bulk_write(operations, ordered=False)
         return result.matched_count + result.deleted_count
 
-    def delete_plain(self, claim: Claim) -> bool:
-        """Remove a plain task's document if the claim holds."""
-        with translated():
-            return self._jobs().delete_one(queries.held(claim)).deleted_count == 1
-
     # ------------------------------------------------------------ reap
 
     def reap(

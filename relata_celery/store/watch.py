@@ -45,7 +45,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 _NO_CHANGE_STREAMS = frozenset({40573, 40324, 59, 115, 303})
 
 
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a stream told. ``queue`` and ``id`` are None where they are not known: then look at everything.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -13,20 +12,8 @@ from kombu.exceptions import OperationalError
 
 from relata_celery.domain.job import JobState
 from tests.celery.apps_recovery import Stage, make_app
-from tests.mongo import Mongod, NoMongod, ReplicaSet, find_mongod, free_port, start_replica_set, with_database
+from tests.mongo import Mongod, ReplicaSet, free_port, with_database
 from tests.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def private_set(mongo_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
-    """A replica set that no other test uses, to be stopped at will. (``mongo_uri`` skips where none can run.)"""
-    try:
-        find_mongod()
-    except NoMongod as missing:
-        pytest.skip(str(missing))
-    replica_set = start_replica_set(tmp_path_factory.mktemp("private_set"))
-    yield replica_set
-    replica_set.stop()
 
 
 def test_a_worker_started_before_mongodb_says_so_and_starts_when_it_is_there(

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import secrets
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from relata_celery.domain.job import JobState
 from tests.celery.apps_recovery import Stage
-from tests.mongo import NoMongod, ReplicaSet, find_mongod, start_replica_set, with_database
+from tests.mongo import ReplicaSet, with_database
 from tests.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def private_set(mongo_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaSet]:
-    """A replica set that no other test uses, to be stopped at will. (``mongo_uri`` skips where none can run.)"""
-    try:
-        find_mongod()
-    except NoMongod as missing:
-        pytest.skip(str(missing))
-    replica_set = start_replica_set(tmp_path_factory.mktemp("private_set"))
-    yield replica_set
-    replica_set.stop()
 
 
 @pytest.fixture

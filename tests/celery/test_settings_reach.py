@@ -15,10 +15,11 @@ from relata_celery import JobStore, bootstrap
 Documents = Database[dict[str, Any]]
 
 
-@pytest.fixture
-def app(database_uri: str) -> Iterator[Celery]:
+@pytest.fixture(params=["text", "list"])
+def app(database_uri: str, request: pytest.FixtureRequest) -> Iterator[Celery]:
     url = f"relata+{database_uri}"
-    made = Celery("settings", broker=url, backend=url, set_as_current=False)
+    broker = [url] if request.param == "list" else url
+    made = Celery("settings", broker=broker, backend=url, set_as_current=False)
     made.conf.update(relata_max_attempts=2, relata_retention_failed=3600)
     yield made
     made.close()

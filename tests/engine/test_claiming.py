@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from time import sleep
 from typing import Any
@@ -15,7 +15,7 @@ from relata_celery.engine.service import LeaseService
 from relata_celery.store.client import connect
 from relata_celery.store.jobs import Jobs
 from relata_celery.transport.envelope import followup_to_job
-from tests.engine.test_engine import MESSAGE, Bench
+from tests.engine.bench import MESSAGE, Bench
 from tests.waiting import wait_until
 
 
@@ -68,21 +68,14 @@ class Fleet(Bench):
 
 
 @pytest.fixture
-def worker(database_uri: str) -> Iterator[Callable[..., Fleet]]:
-    fleets: list[Fleet] = []
-
+def worker(running: Callable[..., Fleet]) -> Callable[..., Fleet]:
     def start(**times: Any) -> Fleet:
-        fleet = Fleet(database_uri, **times)
-        fleets.append(fleet)
-        fleet.service.start()
-        fleet.claimer.consume("q")
+        fleet = running(Fleet, **times)
         wait_until(lambda: fleet.store.claims, message="the first look")
         fleet.settled()
         return fleet
 
-    yield start
-    for fleet in fleets:
-        fleet.service.stop(1.0)
+    return start
 
 
 def test_a_lone_worker_looks_at_once_for_what_it_hears_of(worker: Callable[..., Fleet]) -> None:

@@ -16,7 +16,7 @@ from relata_celery.domain.job import JobState, NewJob
 from relata_celery.domain.outcome import Succeeded
 from relata_celery.engine import claiming
 from relata_celery.engine.held import HeldJob
-from tests.engine.test_engine import MESSAGE, Bench
+from tests.engine.bench import MESSAGE, Bench
 from tests.operations import counted
 from tests.waiting import wait_until
 
@@ -91,14 +91,13 @@ def test_ten_idle_workers_do_not_stampede_when_a_job_comes(
         worker.service.claimer.consume("q")
         watch.start()
     wait_until(lambda: all(part.healthy for part in stop[::2]), timeout=60, message="all streams are open")
-    sleep(1.0)
     jobs = fleet[0].jobs
 
     def publish(first: int, count: int) -> None:
         for n in range(first, first + count):
             jobs.enqueue([NewJob(id=f"{n}", type="t", queue="q", message=MESSAGE)])
             wait_until(lambda: sum(len(w.delivered) for w in fleet) > n, message="it is claimed")  # noqa: B023
-            sleep(0.05)
+            sleep(0.05)  # the rate is part of what is asked: twenty jobs a second
 
     publish(0, 30)  # they find out that they are many
     with counted(database) as operations:

@@ -2,119 +2,27 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic
 from typing import Any
 
 import pymongo
 import pytest
 
-from relata_celery.domain.events import Event, JobRefused, JobSettled
-from relata_celery.domain.job import ErrorClass, JobState, NewJob
+from relata_celery.domain.events import JobRefused, JobSettled
+from relata_celery.domain.job import ErrorClass, JobState
 from relata_celery.domain.outcome import Encoded, ErrorInfo, Failed, Settlement, Succeeded, Verdict
 from relata_celery.engine.claiming import MAX_AHEAD_PER_SLOT
-from relata_celery.engine.held import HeldJob, StopReason
-from relata_celery.engine.ports import AfterFailure
-from relata_celery.engine.service import EngineSettings, LeaseService
-from relata_celery.engine.settling import Retention
-from relata_celery.store.client import connect
-from relata_celery.store.jobs import Jobs
-from relata_celery.transport.envelope import followup_to_job
+from relata_celery.engine.held import StopReason
+from tests.engine.bench import MESSAGE, Bench, Control
 from tests.waiting import wait_until
-
-MESSAGE = {"body": "[[], {}, {}]", "headers": {"task": "t", "id": "x"}, "properties": {"delivery_tag": "x"}}
-
-
-class Control:
-    """Records what an attempt is told."""
-
-    def __init__(self) -> None:
-        self.interrupted: list[StopReason] = []
-        self.killed = False
-        self.lease_deadline = 0.0
-
-    def interrupt(self, reason: StopReason) -> None:
-        self.interrupted.append(reason)
-
-    def kill(self) -> None:
-        self.killed = True
-
-    def failure_followups(self, error: ErrorInfo) -> tuple[Mapping[str, Any], ...]:
-        return ()
-
-    def may_wait(self) -> bool:
-        return False
-
-    def lease_extended(self, lease_deadline: float) -> None:
-        self.lease_deadline = lease_deadline
-
-
-class Bench:
-    """An engine on a database of its own; claimed jobs come to ``delivered``."""
-
-    def __init__(self, uri: str, after_failure: AfterFailure | None = None, **times: Any) -> None:
-        self.jobs = Jobs(connect(uri))
-        self.delivered: list[HeldJob] = []
-        self.events: list[Event] = []
-        self.slots = 2
-        settings: dict[str, Any] = {
-            "lease_s": 3.0,
-            "heartbeat_s": 0.3,
-            "poll_s": 0.1,
-            "claim_ahead_s": 0.0,
-            "reap_period_s": 0.3,
-            "drain_s": 0.5,
-            "grace_s": 0.3,
-            "retention": Retention(60.0, 60.0),
-            **times,
-        }
-        self.service = LeaseService(
-            self.jobs,
-            EngineSettings(**settings),
-            owner="bench",
-            slots=lambda: self.slots,
-            deliver=self._deliver,
-            followup_to_job=followup_to_job,
-            after_failure=after_failure,
-            emit=self.events.append,
-            random=lambda: 0.5,
-        )
-        self._lock = threading.Lock()
-
-    def _deliver(self, jobs: Sequence[HeldJob]) -> None:
-        with self._lock:
-            self.delivered.extend(jobs)
-
-    def publish(self, *ids: str, **fields: Any) -> None:
-        self.jobs.enqueue([NewJob(id=i, type="t", queue="q", message=MESSAGE, **fields) for i in ids])
-
-    def begin(self, held: HeldJob, **limits: Any) -> Control:
-        control = Control()
-        self.service.adopt(held, control)
-        self.service.begin(held, monotonic(), **limits)
-        return control
-
-    def state(self, job_id: str) -> JobState | None:
-        job = self.jobs.get(job_id)
-        return None if job is None else job.state
 
 
 @pytest.fixture
-def bench(database_uri: str) -> Iterator[Callable[..., Bench]]:
-    benches: list[Bench] = []
-
-    def start(**times: Any) -> Bench:
-        bench = Bench(database_uri, **times)
-        benches.append(bench)
-        bench.service.start()
-        bench.service.claimer.consume("q")
-        return bench
-
-    yield start
-    for bench in benches:
-        bench.service.stop(1.0)
+def bench(running: Callable[..., Bench]) -> Callable[..., Bench]:
+    return partial(running, Bench)
 
 
 @contextmanager
@@ -228,7 +136,7 @@ def test_the_slot_of_code_that_does_not_stop_is_not_filled_before_it_ends(bench:
     held = b.delivered[0]
     b.begin(held, soft=(0.05, StopReason.TIMEOUT), hard_s=0.1)
     wait_until(lambda: b.state(held.claim.id) is JobState.FAILED, message="its time ran out")
-    assert b.service.claimer.room() == 0
+    assert b.service.claimer.most() == b.service.held.occupying
     assert len(b.delivered) == 1
     b.service.end(held, Succeeded(), 5.0)
     wait_until(lambda: len(b.delivered) == 2, message="the next is claimed when the code has ended")
@@ -238,11 +146,11 @@ def test_short_jobs_are_claimed_ahead_and_none_behind_a_slow_one(bench: Callable
     b = bench(claim_ahead_s=0.1)
     claimer = b.service.claimer
     claimer.pace.observe(0.001)
-    assert claimer.room() == 2 + 2 * MAX_AHEAD_PER_SLOT
+    assert claimer.most() == 2 + 2 * MAX_AHEAD_PER_SLOT
     claimer.pace.observe(0.04)
-    assert claimer.room() == 2 + 2 * 2
+    assert claimer.most() == 2 + 2 * 2
     claimer.pace.observe(10.0)
-    assert claimer.room() == 2
+    assert claimer.most() == 2
 
 
 def test_draining_gives_back_what_never_began_at_once_and_the_rest_when_time_is_up(

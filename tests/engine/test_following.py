@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from relata_celery.domain.events import JobRefused, JobSettled
 from relata_celery.domain.job import ErrorClass, Job, JobState, NewJob
 from relata_celery.domain.outcome import Encoded, ErrorInfo, Outcome, RetryRequested, Succeeded, Verdict
 from relata_celery.engine.held import HeldJob
-from tests.engine.test_engine import MESSAGE, Bench, Control
+from tests.engine.bench import MESSAGE, Bench, Control
 from tests.waiting import wait_until
 
 
@@ -64,19 +65,8 @@ class FollowingBench(Bench):
 
 
 @pytest.fixture
-def bench(database_uri: str) -> Iterator[Callable[..., FollowingBench]]:
-    benches: list[FollowingBench] = []
-
-    def start(**times: Any) -> FollowingBench:
-        bench = FollowingBench(database_uri, **times)
-        benches.append(bench)
-        bench.service.start()
-        bench.service.claimer.consume("q")
-        return bench
-
-    yield start
-    for bench in benches:
-        bench.service.stop(1.0)
+def bench(running: Callable[..., Bench]) -> Callable[..., Bench]:
+    return partial(running, FollowingBench)
 
 
 def step(job_id: str, **headers: Any) -> dict[str, Any]:
