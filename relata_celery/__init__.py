@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from .ai import acquire_ai
-    from .attempt import current_job
+    from .current import current_job
     from .jobstore import JobStore
     from .publishing import bulk
     from .task import LeasedTask, job
@@ -57,7 +57,7 @@ _LAZY = {
     "LeasedTask": ".task",
     "acquire_ai": ".ai",
     "bulk": ".publishing",
-    "current_job": ".attempt",
+    "current_job": ".current",
     "job": ".task",
 }
 

@@ -24,7 +24,8 @@ from types import TracebackType
 from typing import Any
 
 from . import bootstrap
-from .attempt import Attempt, attempt_here
+from .attempt import Attempt
+from .current import attempt_here
 from .domain.errors import StoreError
 from .domain.limits import AI, LimitSpec
 from .engine.limiting import LimitStore, new_slot_id, wait_for_slot

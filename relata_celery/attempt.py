@@ -13,11 +13,9 @@ that is safe: short, picklable, and without the text of exceptions that were not
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from time import monotonic, time
 from typing import Any
 
@@ -28,7 +26,7 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTermi
 from kombu.exceptions import OperationalError
 
 from relata_celery.domain.classify import describe, retry_after_s
-from relata_celery.domain.errors import JobCancelled, JobError, JobTimeout, LeaseLost, RelataError, StoreError
+from relata_celery.domain.errors import JobError, JobTimeout, LeaseLost, StoreError
 from relata_celery.domain.job import ErrorClass
 from relata_celery.domain.outcome import (
     Encoded,
@@ -41,13 +39,15 @@ from relata_celery.domain.outcome import (
     Snoozed,
     Succeeded,
 )
-from relata_celery.domain.redact import MAX_TEXT, cap, clean, is_panic, mask_secrets
+from relata_celery.domain.redact import MAX_TEXT, cap, clean
 from relata_celery.engine.held import StopReason
 
 from . import bootstrap
 from .board import BoardReader
+from .current import current
 from .following import checked_body, decode_body, dispatch_success, failure_followups
 from .interrupt import EXCEPTIONS, BoardSignal, StopSignal, ThreadSignal
+from .shown import drop_context, shown_exception
 from .transport.capture import Capture
 from .transport.envelope import with_max_attempts
 
@@ -61,8 +61,6 @@ _MAY_WORK_LATER = (StoreError, OperationalError, OSError)
 
 #: What ``lease_until`` shows where there is no lease (``apply()``), in seconds from the start.
 DETACHED_LEASE_S = 86_400.0
-
-_current: ContextVar[Attempt | None] = ContextVar("relata_attempt", default=None)
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,7 @@ class Attempt:
         self.entered = True
         request = task.request
         request.update({key: self.embed.get(key) for key in ("callbacks", "errbacks", "chain", "chord")})
-        token = _current.set(self)
+        token = current.set(self)
         try:
             with self.capture.active():
                 try:
@@ -200,7 +198,7 @@ class Attempt:
         else:
             verdict = self._on_return(task, value)
         finally:
-            _current.reset(token)
+            current.reset(token)
             request.update(callbacks=None, errbacks=None, chain=None, chord=None)
             self.signal.leave()  # again: an interrupt may have landed before the first had done its work
         if verdict is not None:
@@ -266,7 +264,7 @@ class Attempt:
         snooze_s = retry_after_s(exc, time())
         if snooze_s is not None and info.error_class is ErrorClass.TRANSIENT:
             self.outcome = Snoozed(snooze_s, info.text)
-            return _drop_context(Retry(info.text, exc=JobError(info.text), when=snooze_s))
+            return drop_context(Retry(info.text, exc=JobError(info.text), when=snooze_s))
         return self._fail(task, exc, info)
 
     def _retry(self, exc: Retry, task: Any) -> BaseException:
@@ -279,7 +277,7 @@ class Attempt:
             _seconds_until(exc.when, message), error, message, max_attempts=self.retry_limit
         )
         shown = JobError(error.text) if error is not None else None
-        return _drop_context(Retry(error.text if error else None, exc=shown, when=exc.when))
+        return drop_context(Retry(error.text if error else None, exc=shown, when=exc.when))
 
     def _reject(self, task: Any, exc: Reject) -> BaseException:
         reason = "no reason given"
@@ -296,12 +294,12 @@ class Attempt:
         else:
             text = f"rejected by its handler: {reason}"[:MAX_TEXT]
             self.outcome = self._failure(task, ErrorInfo(ErrorClass.PERMANENT, text, "Reject", "celery.exceptions"))
-        return _drop_context(Reject(reason, requeue=exc.requeue))
+        return drop_context(Reject(reason, requeue=exc.requeue))
 
     def _fail(self, task: Any, exc: BaseException, info: ErrorInfo) -> BaseException:
         if self.will_retry(info, task):
             self.outcome = Failed(info, retry_on_timeout=bool(task.retry_on_timeout))
-            return _drop_context(Retry(info.text, exc=JobError(info.text)))
+            return drop_context(Retry(info.text, exc=JobError(info.text)))
         self.outcome = self._failure(task, info)
         return shown_exception(exc, info)
 
@@ -362,7 +360,7 @@ class Attempt:
 
 def _ignored() -> BaseException:
     """What makes Celery's tracer end without a result, a hook or a success signal."""
-    return _drop_context(Ignore())
+    return drop_context(Ignore())
 
 
 def _seconds_until(when: Any, message: Mapping[str, Any] | None) -> float:
@@ -373,145 +371,6 @@ def _seconds_until(when: Any, message: Mapping[str, Any] | None) -> float:
         return max((moment - datetime.now(timezone.utc)).total_seconds(), 0.0)
     eta = (message or {}).get("headers", {}).get("eta")
     return _seconds_until(datetime.fromisoformat(eta), None) if isinstance(eta, str) else 0.0
-
-
-def _drop_context(exc: BaseException) -> BaseException:
-    """An exception that brings no other one along: what it was made from may hold secrets."""
-    exc.__cause__ = exc.__context__ = None
-    exc.__suppress_context__ = True
-    return exc
-
-
-def shown_exception(exc: BaseException, info: ErrorInfo) -> BaseException:
-    """What of a final failure Celery's tracer, log, events and hooks get to see.
-
-    The exception itself when it was raised on purpose, is short, shows no credential (nor does what
-    it was raised from, which a log prints too), and can be pickled and rebuilt; otherwise a
-    :class:`JobError` with the text that may be shown.
-    """
-    if isinstance(exc, Exception) and all(map(_may_be_shown, _chain(exc))) and _is_portable(exc):
-        return exc
-    return _drop_context(JobError(info.text, error_class=info.error_class).with_traceback(exc.__traceback__))
-
-
-def _chain(exc: BaseException) -> list[BaseException]:
-    """The exception, what it was raised from, and what it groups."""
-    found: dict[int, BaseException] = {}
-    to_see: list[Any] = [exc]
-    while to_see:
-        link = to_see.pop()
-        if isinstance(link, BaseException) and id(link) not in found:
-            found[id(link)] = link
-            grouped = _grouped(link)
-            to_see += [link.__cause__, link.__context__, *(grouped if isinstance(grouped, tuple) else ())]
-    return list(found.values())
-
-
-def _grouped(exc: BaseException) -> Any:
-    try:
-        return getattr(exc, "exceptions", None)
-    except Exception:
-        return None
-
-
-def _may_be_shown(exc: BaseException) -> bool:
-    if is_panic(exc):
-        return False
-    try:
-        text, shown = str(exc), repr(exc)
-        if len(text) > MAX_TEXT or len(shown) > 2 * MAX_TEXT:
-            return False
-        return mask_secrets(text) == text and mask_secrets(shown) == shown
-    except Exception:
-        return False
-
-
-def _is_portable(exc: Exception) -> bool:
-    try:
-        pickle.loads(pickle.dumps(exc))
-    except Exception:
-        return False
-    return True
-
-
-class CurrentJob:
-    """The job whose handler is running here. Get it with :func:`current_job`."""
-
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-
-    def __repr__(self) -> str:
-        return f"<CurrentJob {self.type}[{self.id}] attempt {self.attempt}>"
-
-    @property
-    def id(self) -> str:
-        return self._attempt.ticket.job_id
-
-    @property
-    def type(self) -> str:
-        return self._attempt.ticket.type
-
-    @property
-    def attempt(self) -> int:
-        """The number of this attempt, from 1."""
-        return self._attempt.ticket.attempt
-
-    @property
-    def max_attempts(self) -> int:
-        return self._attempt.ticket.max_attempts
-
-    @property
-    def fence(self) -> int:
-        """Rises with every claim of the job: hand it to systems that can refuse older writers."""
-        return self._attempt.ticket.fence
-
-    @property
-    def item_id(self) -> str | None:
-        return self._attempt.ticket.item_id
-
-    @property
-    def lease_until(self) -> datetime:
-        """Until when the lease holds as far as this process knows (aware UTC); renewals move it."""
-        left_s = self._attempt.signal.lease_deadline() - monotonic()
-        return datetime.now(timezone.utc) + timedelta(seconds=left_s)
-
-    def check(self) -> None:
-        """Return if the attempt may go on; raise otherwise.
-
-        Raises :class:`LeaseLost` (another may run the job: stop), :class:`JobCancelled` or
-        :class:`JobTimeout`. Costs no round trip.
-        """
-        self._attempt.check()
-
-    def progress(self, fraction: float | None = None, note: str | None = None) -> None:
-        """Say how far the job is: ``fraction`` from 0 to 1, ``note`` up to 200 characters.
-
-        Written to the job at most once a second (the last call within a second may be dropped,
-        ``fraction`` 1 never is); needs this process to open its own connection to MongoDB.
-        """
-        if fraction is not None and not 0 <= fraction <= 1:
-            raise ValueError(f"fraction must be from 0 to 1, not {fraction!r}")
-        now = monotonic()
-        if now - self._attempt.progressed_at < 1 and fraction != 1:
-            return
-        self._attempt.progressed_at = now
-        bootstrap.record_progress(current_app._get_current_object(), self._attempt, fraction, note)
-
-
-def attempt_here() -> Attempt | None:
-    """The attempt whose handler is running here, if any."""
-    return _current.get()
-
-
-def current_job() -> CurrentJob:
-    """The job that is running here.
-
-    Raises :class:`RelataError` outside a handler of a leased task.
-    """
-    attempt = _current.get()
-    if attempt is None:
-        raise RelataError("no job is running here: current_job() works inside the handler of a leased task")
-    return CurrentJob(attempt)
 
 
 def detached(task: Any) -> Attempt:
@@ -535,12 +394,9 @@ def detached(task: Any) -> Attempt:
 
 def run_detached(task: Any, args: Any, kwargs: Any) -> Any:
     attempt = detached(task)
-    token = _current.set(attempt)
+    token = current.set(attempt)
     try:
         return task.run(*args, **kwargs)
     finally:
-        _current.reset(token)
+        current.reset(token)
         attempt.end_uses()
-
-
-__all__ = ["Attempt", "CurrentJob", "JobCancelled", "Ticket", "current_job", "trace_job"]

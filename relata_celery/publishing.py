@@ -18,7 +18,8 @@ from kombu.exceptions import OperationalError
 
 from .domain.errors import DuplicateJob, EnqueueError, StoreError
 from .domain.job import NewJob
-from .store.jobs import Jobs, Prepared
+from .store.inserting import Prepared
+from .store.jobs import Jobs
 
 #: Jobs of one insert.
 BATCH = 1000

@@ -16,8 +16,8 @@ from kombu.exceptions import EncodeError
 
 from . import bootstrap
 from .attempt import REQUEST_KEY, Attempt, run_detached
-from .conf import check_call_options, check_task_options
 from .domain.errors import ConfigurationError, InvalidJob
+from .options import check_call_options, check_task_options
 from .transport.envelope import HEADER
 from .worker.checks import StartRefused
 from .worker.install import install

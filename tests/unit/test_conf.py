@@ -11,13 +11,12 @@ from pydantic import ValidationError
 
 from relata_celery.conf import (
     Settings,
-    TaskOptions,
-    check_task_options,
     environment_warnings,
     load_settings,
     parse_rate,
 )
 from relata_celery.domain.errors import ConfigurationError
+from relata_celery.options import TaskOptions, check_task_options
 
 
 def problems(conf: dict[str, Any], environ: dict[str, str] | None = None) -> list[str]:
