@@ -79,6 +79,7 @@ class Transport(virtual.Transport):
         self._inbox: deque[tuple[str, dict[str, Any]]] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._wakeup: Wakeup | None = None
+        self._making_wakeup = Lock()
         self._mail: MailReader | None = None
         self._loop: Any = None
         #: Held while jobs are put into the inbox, and while it is closed.
@@ -227,9 +228,11 @@ class Transport(virtual.Transport):
 
     @property
     def wakeup(self) -> Wakeup:
-        if self._wakeup is None:
-            self._wakeup = Wakeup()
-        return self._wakeup
+        """The one that both sides of the inbox use, whichever comes first."""
+        with self._making_wakeup:
+            if self._wakeup is None:
+                self._wakeup = Wakeup()
+            return self._wakeup
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         self._loop = loop

@@ -7,6 +7,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,27 @@ def test_a_simple_queue_gives_back_what_was_put_and_removes_it_when_acknowledged
     with pytest.raises(queue.Empty):
         simple.get(timeout=0.5)
     simple.close()
+
+
+def test_whoever_waits_and_whoever_delivers_first_use_one_wakeup(connection: Any) -> None:
+    transport, together = connection.transport, threading.Barrier(8)
+    seen: list[Any] = []
+
+    def use() -> None:
+        together.wait()
+        seen.append(transport.wakeup)
+
+    for _ in range(200):
+        threads = [threading.Thread(target=use) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        made, seen[:] = {id(wakeup): wakeup for wakeup in seen}, []
+        for wakeup in made.values():
+            wakeup.close()
+        transport._wakeup = None
+        assert len(made) == 1
 
 
 def test_a_message_that_its_consumer_rejects_for_redelivery_comes_again(connection: Any) -> None:
