@@ -17,3 +17,11 @@ def backoff_s(attempt: int, random_fraction: float) -> float:
     doublings = min(max(attempt, 0), MAX_DOUBLINGS)
     longest = min(BASE_S * 2.0**doublings, MAX_S)
     return longest / 2 + min(max(random_fraction, 0.0), 1.0) * longest / 2
+
+
+def lost_delay_s(attempt: int, random_fraction: float) -> float:
+    """Seconds to wait after attempt number ``attempt`` was lost with its worker.
+
+    The first loss is rerun at once; a job that goes on losing its workers waits longer and longer.
+    """
+    return 0.0 if attempt <= 1 else backoff_s(attempt - 1, random_fraction)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from .backoff import backoff_s
+from .backoff import backoff_s, lost_delay_s
 from .job import AttemptOutcome, ClaimedJob, ErrorClass, JobState
 from .outcome import (
     Cancelled,
@@ -159,7 +159,6 @@ def _failed(
 def _worker_lost(
     outcome: WorkerLost, job: ClaimedJob, random_fraction: float, retention_s: float | None
 ) -> Settlement:
-    """The first loss is rerun at once; a job that goes on killing its workers waits longer and longer."""
     error = ErrorInfo(
         ErrorClass.TRANSIENT,
         clean(f"worker lost: {outcome.reason}"),
@@ -167,7 +166,7 @@ def _worker_lost(
         "billiard.exceptions",
     )
     if _attempts_left(job):
-        delay_s = 0.0 if job.attempt <= 1 else backoff_s(job.attempt - 1, random_fraction)
+        delay_s = lost_delay_s(job.attempt, random_fraction)
         return _settlement(
             job, outcome, JobState.QUEUED, AttemptOutcome.WORKER_LOST, delay_s=delay_s, error=error
         )

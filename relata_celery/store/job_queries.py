@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from relata_celery.domain.backoff import MAX_DOUBLINGS, lost_delay_s
 from relata_celery.domain.job import AttemptOutcome, Claim, ErrorClass, JobState
 
 from .client import Document
@@ -263,9 +264,15 @@ _ASKED_TO_CANCEL: Mapping[str, Any] = {"$eq": ["$cancel_requested", True]}
 _SPENT: Mapping[str, Any] = {"$gte": ["$attempts", "$max_attempts"]}
 
 
-def reap(retention_s: float | None, ticket: str, followups: Sequence[Mapping[str, Any]] = ()) -> Pipeline:
+def reap(
+    retention_s: float | None,
+    ticket: str,
+    followups: Sequence[Mapping[str, Any]] = (),
+    random_fraction: float = 0.0,
+) -> Pipeline:
     """Back to queued while attempts are left, else to failed; cancelled if that was asked for.
 
+    Due at once after the first attempt, later after each further one (:func:`lost_delay_s`).
     ``ticket`` in the history entry tells the reaper that did it from others who saw the same job.
     ``followups`` are written if it fails.
     """
@@ -280,7 +287,7 @@ def reap(retention_s: float | None, ticket: str, followups: Sequence[Mapping[str
     }
     queued = {"$eq": ["$state", QUEUED]}
     second = {
-        "run_at": {"$cond": [queued, NOW, "$run_at"]},
+        "run_at": {"$cond": [queued, {"$add": [NOW, _lost_delay_ms(random_fraction)]}, "$run_at"]},
         "finished_at": {"$cond": [queued, REMOVE, NOW]},
         "expire_at": {"$cond": [queued, REMOVE, expire_at(retention_s)]},
         "unique_live": {"$cond": [queued, "$unique_live", REMOVE]},
@@ -291,6 +298,13 @@ def reap(retention_s: float | None, ticket: str, followups: Sequence[Mapping[str
         asked_for = literal([dict(followup) for followup in followups])
         second["followups"] = {"$cond": [{"$eq": ["$state", FAILED]}, asked_for, "$followups"]}
     return [{"$set": first}, {"$set": second}]
+
+
+def _lost_delay_ms(random_fraction: float) -> Document:
+    """By the number of attempts, which may have been edited into anything."""
+    delays = [round(lost_delay_s(attempts, random_fraction) * 1000) for attempts in range(MAX_DOUBLINGS + 2)]
+    place = {"$max": [0, {"$min": [{"$floor": number_of("$attempts")}, len(delays) - 1]}]}
+    return {"$arrayElemAt": [literal(delays), place]}
 
 
 #: What reaping reads of a document. ``fails`` is the server's answer.

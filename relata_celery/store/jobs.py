@@ -297,7 +297,8 @@ class Jobs(Inserts):
                 more[document["_id"]] = {"dropped": len(followups)}
         with translated():
             if rest:
-                query, pipeline = queries.still_expired(rest), queries.reap(retention_s, ticket)
+                query = queries.still_expired(rest)
+                pipeline = queries.reap(retention_s, ticket, random_fraction=random.random())
                 self._jobs().update_many(query, pipeline, hint="_id_")
             mine = {"_id": {"$in": [document["_id"] for document in seen]}, "history.ticket": ticket}
             states = {found["_id"]: found["state"] for found in self._jobs().find(mine, {"state": 1})}

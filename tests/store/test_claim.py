@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 import bson
 import pytest
 
+from relata_celery.domain.backoff import backoff_s
 from relata_celery.domain.job import AttemptOutcome, Claim, ErrorClass, JobState
 from relata_celery.domain.outcome import Reaped
 from relata_celery.store.client import Database
@@ -245,6 +247,22 @@ def test_a_running_job_edited_into_nonsense_is_reaped_with_the_others(jobs: Jobs
         "odd": JobState.FAILED,
         "good": JobState.QUEUED,
     }
+
+
+def test_a_job_that_loses_its_lease_again_and_again_waits_longer_each_time(jobs: Jobs, store: Database) -> None:
+    jobs.enqueue([new_job("a", max_attempts=20)])
+    waits = []
+    for attempt in range(1, 10):
+        edit(store, "a", run_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
+        assert jobs.claim(["default"], 1, "w1", LEASE_S)[0].attempt == attempt
+        expire_lease(store, "a")
+        assert [reaped.state for reaped in jobs.reap(10, None)] == [JobState.QUEUED]
+        job = jobs.get("a")
+        assert job is not None
+        waits.append((job.run_at - job.history[-1].ended_at).total_seconds())
+    assert waits[0] == 0
+    for attempt, wait_s in enumerate(waits[1:], 2):
+        assert backoff_s(attempt - 1, 0.0) <= wait_s <= backoff_s(attempt - 1, 1.0)
 
 
 def test_reaping_takes_no_more_than_asked_and_the_longest_expired_first(jobs: Jobs, store: Database) -> None:
