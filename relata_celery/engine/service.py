@@ -191,7 +191,8 @@ class LeaseService:
         """The pool is done with the attempt, which came to this after running for ``ran_s`` seconds.
 
         The slot of a quick job is free now, while its outcome is on its way; that of a slow one when the
-        outcome is written, so that the database never shows more running jobs than there are slots.
+        outcome is written, so that the database never shows more running jobs than there are slots. For a lease
+        that the attempt gave up itself nothing is written: its slot is free too.
         False if the attempt's end was decided before.
         """
         if ran_s is not None:
@@ -204,9 +205,10 @@ class LeaseService:
                 on_verdict(settlement, verdict)
 
         quick = ran_s is not None and ran_s < self.settings.claim_ahead_s
-        if quick:
+        free_now = quick or isinstance(outcome, LeaseForfeited)
+        if free_now:
             self.held.end(held)
-        if self.settle(held, outcome, on_verdict if quick else written):
+        if self.settle(held, outcome, on_verdict if free_now else written):
             return True
         self.held.end(held)
         if self.gate is not None and self.gate.holding:

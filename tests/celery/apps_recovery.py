@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -216,9 +217,12 @@ class Stage(ExitStack):
 
     def wait_all(self, ids: Collection[str], timeout: float = 60) -> None:
         """Wait until all jobs of the database, which are these, have succeeded."""
-        wait_until(
-            lambda: self.count(JobState.SUCCEEDED) >= len(ids), timeout, f"{len(ids)} jobs have succeeded"
-        )
+        try:
+            wait_until(lambda: self.count(JobState.SUCCEEDED) >= len(ids), timeout, f"{len(ids)} jobs have succeeded")
+        except AssertionError as late:
+            states = Counter(str(job.state) for job in self.jobs(ids))
+            logs = "\n".join(log.read_text(errors="replace")[-3000:] for log in self.folder.glob("*.log"))
+            raise AssertionError(f"{late}\n{dict(states)}\n{logs}") from None
 
     # what ran
 

@@ -101,7 +101,7 @@ def test_an_outcome_too_large_beside_its_message_is_a_failure_in_every_way(sites
     assert site.get(site.app.AsyncResult("too-large")) == last.parent.parent.id
     not_run(site, last.parent.id, last.id, why="the outcome cannot be stored")
     assert f"echo[{last.parent.parent.id}] attempt 1 failed" in site.worker.log
-    assert "outcome not kept" not in site.worker.log
+    assert f"echo[{last.parent.parent.id}] attempt 1: outcome not kept" not in site.worker.log
 
 
 def test_retry_may_grant_more_attempts_than_the_task_has_and_the_job_shows_it(site: Site) -> None:

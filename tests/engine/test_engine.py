@@ -13,7 +13,15 @@ import pytest
 
 from relata_celery.domain.events import JobRefused, JobSettled
 from relata_celery.domain.job import ErrorClass, JobState
-from relata_celery.domain.outcome import Encoded, ErrorInfo, Failed, Settlement, Succeeded, Verdict
+from relata_celery.domain.outcome import (
+    Encoded,
+    ErrorInfo,
+    Failed,
+    LeaseForfeited,
+    Settlement,
+    Succeeded,
+    Verdict,
+)
 from relata_celery.engine.claiming import MAX_AHEAD_PER_SLOT
 from relata_celery.engine.held import StopReason
 from tests.engine.bench import MESSAGE, Bench, Control
@@ -253,3 +261,14 @@ def test_an_outcome_that_waits_for_mongodb_keeps_its_lease_past_the_hard_deadlin
     database.command("collMod", "relata_jobs", validator={})
     wait_until(lambda: verdicts, message="there is a verdict", timeout=60)
     assert [verdict.accepted for verdict in verdicts] == [True]
+
+
+def test_the_slot_of_a_slow_attempt_that_gave_up_by_itself_is_free(bench: Callable[..., Bench]) -> None:
+    b = bench(lease_s=2.0)
+    b.publish("a", "b", "c")
+    wait_until(lambda: len(b.delivered) == 2, message="the slots are full")
+    for held in b.delivered[:2]:
+        b.begin(held)
+        assert b.service.end(held, LeaseForfeited("its own clock said that the lease was over"), 5.0)
+    assert b.service.held.occupying == 0
+    wait_until(lambda: len(b.delivered) >= 3, message="the next is claimed")

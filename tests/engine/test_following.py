@@ -275,11 +275,12 @@ def test_a_job_whose_lease_runs_out_at_its_last_attempt_has_its_failure_followed
     try:
         wait_until(lambda: b.state("errback") and b.state("last"), message="what follows is published")
         wait_until(lambda: b.state("unreadable") is JobState.FAILED, message="the other has failed too")
+        wait_until(lambda: [told for reaper in reapers for told in reaper.after_failure.told], message="one is told")
+        wait_until(lambda: b.pending() == 0, message="the follow-ups are cleared")
     finally:
         for reaper in reapers:
             reaper.service.reaper.stop()
     assert b.state("a") is JobState.FAILED
-    assert b.pending() == 0
     assert [told for reaper in reapers for told in reaper.after_failure.told if told.startswith("a:")] == [
         "a: lease expired"
     ]
