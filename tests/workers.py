@@ -103,6 +103,8 @@ def start_worker(
     command = [
         sys.executable, "-m", "celery", "-A", app, "worker", "-l", "info", "-n", f"{name}@%h", *arguments,
     ]  # fmt: skip
+    # As users run it: an unbuffered stream has no lock that a forked child could find taken.
+    environment.pop("PYTHONUNBUFFERED", None)
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=folder, start_new_session=True

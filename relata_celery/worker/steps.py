@@ -20,6 +20,7 @@ from relata_celery.store.client import masked
 from relata_celery.store.indexes import ensure_indexes
 
 from .checks import StartRefused, check_configuration
+from .forking import fork_between_log_lines
 from .runtime import WorkerRuntime
 
 logger = logging.getLogger("relata_celery")
@@ -30,6 +31,7 @@ class Engine(bootsteps.StartStopStep):
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         check_configuration(worker.app, worker)
+        fork_between_log_lines()
         worker.relata = WorkerRuntime(worker.app, worker, bootstrap.settings_of(worker.app))
 
     def start(self, worker: Any) -> None:

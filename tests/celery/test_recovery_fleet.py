@@ -46,6 +46,13 @@ def test_processes_replaced_after_every_five_jobs_lose_none(stage: Stage) -> Non
     assert max(per_process.values()) <= 5
 
 
+def test_processes_forked_while_threads_write_the_log_run_their_jobs(stage: Stage) -> None:
+    stage.worker("-c", "2", "--max-tasks-per-child", "1", "-I", "tests.celery.apps_chatter")
+    ids = stage.send_many(12, "work")
+    stage.wait_all(ids)
+    check_each_ran_once(stage, ids)
+
+
 def test_an_autoscaled_pool_grows_with_the_jobs_that_wait(stage: Stage) -> None:
     worker = stage.worker("--autoscale", "4,1")
     assert len(worker.children()) == 1
