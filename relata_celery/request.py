@@ -290,7 +290,13 @@ class LeasedRequest(Request):
             self._give_back_slot()
 
     def kill(self) -> None:
-        if self._finished or self._pool is None or not self.worker_pid or self._signal is not None:
+        """Kill the process of this attempt, in the worker's loop: the pool gives a process its next job there,
+        after it has read this one's result, so the process runs this attempt or nothing."""
+        if self._pool is not None and self._signal is None:
+            self._worker.call_soon(self._kill_process)
+
+    def _kill_process(self) -> None:
+        if self._finished or not self.worker_pid:
             return
         try:
             self._pool.terminate_job(self.worker_pid, signal.SIGKILL)

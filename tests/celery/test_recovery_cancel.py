@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,3 +71,15 @@ def test_a_running_job_that_does_not_listen_is_killed_after_its_grace(stage: Sta
     assert len(stage.journal("swallowed", deaf)) == 1
     assert stage.job(deaf).state is JobState.CANCELLED
     assert stage.outcomes(deaf) == ["cancelled"]
+
+
+def test_terminating_a_job_that_is_about_to_end_never_hits_the_next_one_of_its_process(stage: Stage) -> None:
+    stage.worker("-c", "1")
+    for turn in range(20):
+        victim, neighbour = stage.send("work", 0.05), stage.send("work", 0.05)
+        stage.wait_line("begin", victim)
+        time.sleep(0.005 * turn)  # from its middle to well into the next one
+        stage.app.control.revoke(victim, terminate=True, signal="SIGKILL")
+        stage.wait_state(neighbour, JobState.SUCCEEDED)
+        assert (stage.job(neighbour).attempts, len(stage.journal("begin", neighbour))) == (1, 1)
+        assert stage.job(victim).state in (JobState.SUCCEEDED, JobState.CANCELLED)
