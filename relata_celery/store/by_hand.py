@@ -150,6 +150,17 @@ class ByHand:
                 changes[job_id] = Change(job_id, before.get(job_id), changed, why)
         return changes
 
+    def revoke(self, ids: Sequence[str] | str, reason: str = "revoked") -> None:
+        """Have none of these jobs begin again: those that wait are cancelled, those that run may end.
+
+        A running one that would be queued again (a retry, a lost worker, a drain) is cancelled then.
+        """
+        ids = _several(ids)
+        for start in range(0, len(ids), _CHUNK):
+            with translated():
+                self._jobs().update_many(queries.live(ids[start : start + _CHUNK]), queries.revoke(), hint="_id_")
+        self.cancel(ids, reason=reason, waiting_only=True)
+
     def retry(self, ids: Sequence[str] | str) -> dict[str, Change]:
         """Queue failed and cancelled jobs again, due now and with all attempts; others stay as they are.
 

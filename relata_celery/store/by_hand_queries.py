@@ -120,6 +120,11 @@ def cancel(retention_s: float | None, reason: str) -> Pipeline:
     ]
 
 
+def revoke() -> Pipeline:
+    """To be cancelled when it next comes to wait; what runs may end."""
+    return [{"$set": {"revoked": literal(True)}}]
+
+
 def retriable(job_id: str) -> Document:
     """The job if it ended without success."""
     return {"_id": job_id, "state": {"$in": [FAILED, CANCELLED]}}
@@ -131,7 +136,7 @@ def retry() -> Pipeline:
     ``expires_at`` goes: a person who asks for another run does not want it refused as too late.
     """
     cleared = ("result", "ignored", "placeholder", "forgotten", "error", "error_class", "exception", "custom")
-    ended = ("finished_at", "expire_at", "expires_at", "cancel_requested", "lease")
+    ended = ("finished_at", "expire_at", "expires_at", "cancel_requested", "revoked", "lease")
     return [
         {
             "$set": {

@@ -76,6 +76,7 @@ FIELDS: Mapping[str, str] = {
     "progress": "{fraction 0..1 or null, note str or null, at date}",
     "custom": "{state str, meta any, at date}: a state of the app's own, while running",
     "cancel_requested": "bool",
+    "revoked": "bool: cancelled instead of queued when its attempt ends without a verdict",
     "forgotten": "bool: the result was dropped by its owner",
     "followups": "[object]: what must be published because the job ended; gone once published",
 }

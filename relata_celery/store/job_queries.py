@@ -260,7 +260,9 @@ def still_expired(documents: Iterable[Mapping[str, Any]]) -> Document:
     return {**expired(), **by_fence((document["_id"], document.get("fence")) for document in documents)}
 
 
-_ASKED_TO_CANCEL: Mapping[str, Any] = {"$eq": ["$cancel_requested", True]}
+#: The job is not to be run again, whatever becomes of the attempt that runs.
+REVOKED: Mapping[str, Any] = {"$eq": ["$revoked", True]}
+_ASKED_TO_CANCEL: Mapping[str, Any] = {"$or": [{"$eq": ["$cancel_requested", True]}, REVOKED]}
 _SPENT: Mapping[str, Any] = {"$gte": ["$attempts", "$max_attempts"]}
 
 
@@ -315,7 +317,7 @@ REAP_FIELDS: Mapping[str, Any] = {
     "attempts": 1,
     "lease": 1,
     "message": 1,
-    "fails": {"$and": [{"$ne": ["$cancel_requested", True]}, _SPENT]},
+    "fails": {"$and": [{"$not": [_ASKED_TO_CANCEL]}, _SPENT]},
 }
 
 

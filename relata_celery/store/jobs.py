@@ -251,7 +251,7 @@ class Jobs(Inserts):
             else:
                 # An update of one is retried by the driver after a lost connection, one of many is not.
                 update = UpdateOne if len(group) == 1 else UpdateMany
-                operations.append(update(query, settle(group), hint="_id_"))
+                operations.append(update(query, settle(group, self._retention_failed_s), hint="_id_"))
         with translated():
             result = self._jobs().bulk_write(operations, ordered=False)
         return result.matched_count + result.deleted_count

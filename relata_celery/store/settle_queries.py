@@ -22,8 +22,10 @@ from relata_celery.domain.outcome import Settlement
 from .client import CODEC_OPTIONS, Document, value_problem
 from .codec import MAX_JOB_BYTES, encoded_document, exception_document
 from .job_queries import (
+    CANCELLED,
     NOW,
     REMOVE,
+    REVOKED,
     RUNNING,
     Pipeline,
     by_fence,
@@ -36,6 +38,8 @@ from .job_queries import (
 
 #: One update's own values may together be this large; MongoDB takes 16 MiB for a whole statement.
 MAX_GROUP_BYTES = 4_194_304
+
+REVOKED_TEXT = "revoked"
 
 #: Where a document's own values stand while its pipeline runs; never stored.
 _OWN = "__own"
@@ -131,15 +135,18 @@ def still_held(group: Sequence[Entry]) -> Document:
     return {**fences, "state": RUNNING, "lease.owner": claims[0].owner}
 
 
-def settle(group: Sequence[Entry]) -> Pipeline:
-    """The end of these attempts: state, history entry, result or error, follow-ups; the lease goes."""
+def settle(group: Sequence[Entry], revoked_retention_s: float | None) -> Pipeline:
+    """The end of these attempts: state, history entry, result or error, follow-ups; the lease goes.
+
+    A job that was revoked meanwhile is cancelled where it would be queued, and kept ``revoked_retention_s``.
+    """
     ids = [entry.settlement.claim.id for entry in group]
     place = {"$indexOfArray": [literal(ids), "$_id"]}
     own = {"$arrayElemAt": [literal([entry.own for entry in group]), place]}
-    return [{"$set": {_OWN: own}}, {"$set": _fields(group[0].shape)}, {"$unset": _OWN}]
+    return [{"$set": {_OWN: own}}, {"$set": _fields(group[0].shape, revoked_retention_s)}, {"$unset": _OWN}]
 
 
-def _fields(shape: Shape) -> Document:
+def _fields(shape: Shape, revoked_retention_s: float | None) -> Document:
     own = {name: f"${_OWN}.{name}" for name in shape.parts}
     fields: Document = {"state": shape.state.value, "lease": REMOVE, "custom": REMOVE}
     if shape.recorded is not None:
@@ -162,7 +169,19 @@ def _fields(shape: Shape) -> Document:
         }
     fields |= {name: own[name] for name in ("message", "type", "max_attempts", "followups") if name in own}
     if not shape.state.terminal:
-        return fields | {"run_at": {"$add": [NOW, own["delay_ms"]]}}
+        fields["run_at"] = {"$add": [NOW, own["delay_ms"]]}
+        revoked = {
+            "state": CANCELLED,
+            "finished_at": NOW,
+            "expire_at": expire_at(revoked_retention_s),
+            "unique_live": REMOVE,
+            "error": REVOKED_TEXT,
+            "error_class": ErrorClass.CANCELLED.value,
+            "exception": REMOVE,
+        }
+        return fields | {
+            name: {"$cond": [REVOKED, value, fields.get(name, f"${name}")]} for name, value in revoked.items()
+        }
     fields |= {
         "finished_at": NOW,
         "expire_at": expire_at(shape.retention_s),

@@ -128,8 +128,8 @@ class Transport(virtual.Transport):
         return outboxes.of(self.uri)
 
     def cancel_waiting(self, ids: Sequence[str]) -> None:
-        """Cancel those of these jobs that wait."""
-        self.stores.jobs.cancel(ids, reason="revoked", waiting_only=True)
+        """Cancel those of these jobs that wait; those that run do not wait again."""
+        self.stores.jobs.revoke(ids)
 
     # -- consuming ------------------------------------------------------------------------------
 

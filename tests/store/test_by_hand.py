@@ -12,6 +12,7 @@ from relata_celery.store.jobs import Jobs
 from relata_celery.store.stats import Stats
 from tests.store.builders import (
     LEASE_S,
+    another_try,
     claim_one,
     claimed,
     document,
@@ -19,6 +20,7 @@ from tests.store.builders import (
     expire_lease,
     failure,
     new_job,
+    release,
     success,
 )
 
@@ -64,6 +66,34 @@ def test_cancelled_jobs_are_kept_as_long_as_failed_ones_unless_said_otherwise(
     assert jobs.cancel("a")["a"].changed
     found = document(store, "a")
     assert found["expire_at"] - found["finished_at"] == timedelta(hours=1)
+
+
+@pytest.mark.parametrize("ending", ["retried", "released", "expired"])
+def test_a_running_job_that_is_revoked_does_not_wait_again(ending: str, jobs: Jobs, store: Database) -> None:
+    job = claimed(jobs, unique_key="k")
+    jobs.revoke(job.claim.id)
+    assert document(store, job.claim.id)["state"] == "running"
+    if ending == "expired":
+        expire_lease(store, job.claim.id)
+        jobs.reap(10, 3600.0)
+    else:
+        assert jobs.settle([release(job) if ending == "released" else another_try(job)])[0].accepted
+    found = document(store, job.claim.id)
+    assert found["state"] == "cancelled"
+    assert "unique_live" not in found
+    assert found["expire_at"] - found["finished_at"] == timedelta(hours=1)
+    assert jobs.retry(job.claim.id)[job.claim.id].changed
+    jobs.settle([another_try(claim_one(jobs))])
+    assert document(store, job.claim.id)["state"] == "queued"
+
+
+def test_a_running_job_that_is_revoked_may_end(jobs: Jobs) -> None:
+    job = claimed(jobs)
+    jobs.revoke([job.claim.id, "nobody"])
+    assert jobs.settle([success(job)])[0].accepted
+    found = jobs.get(job.claim.id)
+    assert found is not None
+    assert found.state is JobState.SUCCEEDED
 
 
 def test_retrying_queues_failed_and_cancelled_jobs_anew_under_the_old_fence(jobs: Jobs) -> None:

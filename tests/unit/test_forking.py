@@ -46,7 +46,7 @@ if child == 0:
     os._exit(0)
 log.error("the parent's line")
 _, status = os.waitpid(child, 0)
-print("killed" if os.WIFSIGNALED(status) else "ended")
+print("killed" if os.WIFSIGNALED(status) else "ended", flush=True)
 os._exit(0)
 """
 
