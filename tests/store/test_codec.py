@@ -185,7 +185,7 @@ def test_every_field_that_a_pipeline_names_is_in_the_table() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 names |= set(re.findall(r"^\$([a-z_]+)(?:\.\w+)*$", node.value))
     operators = {"set", "unset", "add", "max", "subtract", "literal", "cond", "size", "slice", "type"}
-    operators |= {"eq", "gt", "lt", "lte", "gte", "in", "or", "and", "ne", "expr", "exists", "regex", "options"}
+    operators |= {"eq", "gt", "lt", "lte", "gte", "in", "or", "and", "not", "ne", "expr", "exists", "regex", "options"}
     operators |= {"match", "sort", "skip", "limit", "floor", "min"}
     assert names - operators <= FIELDS.keys()
     assert {"run_at", "lease", "history"} <= names

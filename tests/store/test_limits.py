@@ -149,7 +149,7 @@ def test_names_and_owners_that_look_like_expressions_are_texts(limits: Limits) -
 def test_many_threads_never_hold_more_than_there_are(limits: Limits, concurrency: int) -> None:
     spec = LimitSpec(concurrency)
     running, most, done = 0, 0, 0
-    lock = threading.Lock()
+    lock, full = threading.Lock(), threading.Event()
 
     def one(_number: int) -> None:
         nonlocal running, most, done
@@ -158,6 +158,9 @@ def test_many_threads_never_hold_more_than_there_are(limits: Limits, concurrency
         with lock:
             running += 1
             most = max(most, running)
+            if running == concurrency:
+                full.set()
+        full.wait(30.0)  # until all slots were in use at once, however slow the machine is
         time.sleep(0.005)
         with lock:
             running -= 1
