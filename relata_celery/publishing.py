@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from kombu.exceptions import OperationalError
 
@@ -27,6 +28,10 @@ BATCH = 1000
 logger = logging.getLogger("relata_celery")
 
 _current: ContextVar[Bulk | None] = ContextVar("relata_bulk", default=None)
+
+
+class PublishFailed(OperationalError, EnqueueError):
+    """A job could not be written: MongoDB cannot be reached, or refused. Nothing was queued."""
 
 
 class BulkNotWritten(OperationalError, EnqueueError):
@@ -45,6 +50,9 @@ class Bulk:
         self._stores: dict[str, Jobs] = {}
         self._waiting: dict[str, list[Prepared]] = {}
         self._duplicates: list[DuplicateJob] = []
+        #: The job taken last, and where it goes; what its task's next calls may repeat (:mod:`.repeating`).
+        self.newest: tuple[Jobs, NewJob] | None = None
+        self.patterns: dict[Any, Any] = {}
 
     @property
     def waiting(self) -> int:
@@ -62,6 +70,7 @@ class Bulk:
         self._stores.setdefault(uri, store)
         waiting = self._waiting.setdefault(uri, [])
         waiting.append(prepared)
+        self.newest = (store, job)
         if len(waiting) >= self._batch:
             self._write("yet; they are kept for the next write")
 
@@ -115,3 +124,14 @@ def bulk(batch: int = BATCH) -> Iterator[None]:
 
 def current_bulk() -> Bulk | None:
     return _current.get()
+
+
+def write(jobs: Jobs, job: NewJob, collected: Bulk | None) -> None:
+    """Insert a job, now or with its block. Raises PublishFailed, InvalidJob, DuplicateJob."""
+    try:
+        if collected is None:
+            jobs.enqueue([job])
+        else:
+            collected.add(jobs, job)
+    except StoreError as exc:
+        raise PublishFailed(f'job type "{job.type}" ({job.id}) was not queued: {exc}') from exc

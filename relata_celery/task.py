@@ -18,6 +18,8 @@ from . import bootstrap
 from .attempt import REQUEST_KEY, Attempt, run_detached
 from .domain.errors import ConfigurationError, InvalidJob
 from .options import check_call_options, check_task_options
+from .publishing import current_bulk
+from .repeating import alone, pattern_of
 from .transport.envelope import HEADER
 from .worker.checks import StartRefused
 from .worker.install import install
@@ -137,6 +139,20 @@ class LeasedTask(Task):
         arguments do not fit the function. Raises ``kombu.exceptions.OperationalError``, within ten seconds,
         when MongoDB cannot be reached or refuses. Inside ``bulk()`` what the database says comes later.
         """
+        collected = current_bulk()
+        try:
+            if collected is None or task_id is not None or options or not alone():
+                return self._publish(args, kwargs, task_id, options)
+            pattern = collected.patterns.get(self)
+            if pattern is not None:
+                return pattern.repeat(self, collected, args, kwargs)
+            result = self._publish(args, kwargs, None, options)
+            collected.patterns[self] = pattern_of(self, collected.newest, result.id)
+            return result
+        except EncodeError as exc:
+            raise InvalidArguments(f'job type "{self.name}": its arguments cannot be encoded: {exc}') from exc
+
+    def _publish(self, args: Any, kwargs: Any, task_id: str | None, options: dict[str, Any]) -> Any:
         given = {key: options.pop(key) for key in (*CALL_OPTIONS, *CALL_TIMES) if options.get(key) is not None}
         checked = check_call_options(self.name, given)
         ours = {key: checked.pop(key) for key in CALL_OPTIONS if key in checked}
@@ -160,10 +176,7 @@ class LeasedTask(Task):
             options["priority"] = self.job_priority
         if self.sensitive:
             headers.update(argsrepr=HIDDEN, kwargsrepr=HIDDEN)
-        try:
-            return super().apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
-        except EncodeError as exc:
-            raise InvalidArguments(f'job type "{self.name}": its arguments cannot be encoded: {exc}') from exc
+        return super().apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
 
     def signature_from_request(
         self, request: Any = None, args: Any = None, kwargs: Any = None, queue: str | None = None, **options: Any

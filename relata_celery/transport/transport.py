@@ -19,16 +19,15 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from kombu.exceptions import OperationalError
 from kombu.transport import virtual
 
 from relata_celery import bootstrap
-from relata_celery.domain.errors import EnqueueError, StoreError, StoreUnavailable
+from relata_celery.domain.errors import StoreError, StoreUnavailable
 from relata_celery.domain.job import ErrorClass, NewJob
 from relata_celery.domain.outcome import ErrorInfo, Failed, Released
 from relata_celery.engine.held import HeldJob
 from relata_celery.engine.service import LeaseService
-from relata_celery.publishing import current_bulk
+from relata_celery.publishing import PublishFailed, current_bulk, write
 from relata_celery.store.client import masked
 
 from . import envelope
@@ -43,10 +42,6 @@ logger = logging.getLogger("relata_celery")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
 #: How long a closing connection waits for its last events and replies to be written, in seconds.
 FLUSH_S = 1.0
-
-
-class PublishFailed(OperationalError, EnqueueError):
-    """A job could not be written: MongoDB cannot be reached, or refused. Nothing was queued."""
 
 
 class Transport(virtual.Transport):
@@ -102,14 +97,7 @@ class Transport(virtual.Transport):
     # -- publishing -----------------------------------------------------------------------------
 
     def enqueue(self, job: NewJob) -> None:
-        collected = current_bulk()
-        try:
-            if collected is not None:
-                collected.add(self.stores.jobs, job)
-            else:
-                self.stores.jobs.enqueue([job])
-        except StoreError as exc:
-            raise PublishFailed(f'job type "{job.type}" ({job.id}) was not queued: {exc}') from exc
+        write(self.stores.jobs, job, current_bulk())
 
     @contextmanager
     def publishing(self) -> Iterator[None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
+from pymongo import MongoClient
 
 import relata_celery
 from relata_celery import JobState, JobStore
@@ -68,6 +70,78 @@ def test_jobs_published_in_bulk_are_written_when_the_block_ends(app: Celery) -> 
         with pytest.raises(relata_celery.InvalidJob, match="mail"):
             mail.delay("\ud800")
     assert {job.id for job in store.find(limit=100)} == {result.id for result in results}
+
+
+CALLS: list[tuple[tuple[object, ...], dict[str, object]]] = [
+    ((1, 2.5, True, None), {}),
+    (("text", "it's \"quoted\"", "né"), {}),
+    (([1, {"a": [2]}], "x" * 3000), {"deep": {"b": (1, 2)}}),
+    ((), {"key": 7}),
+    (tuple(range(2000)), {}),
+]
+
+
+def _comparable(app: Celery, job_id: str) -> dict[str, Any]:
+    """A job's document without what no two jobs share."""
+    url = str(app.conf.broker_url).removeprefix("relata+")
+    with MongoClient[dict[str, Any]](url, tz_aware=True) as client:
+        found = client.get_default_database()["relata_jobs"].find_one({"_id": job_id})
+    assert found is not None
+    message = found["message"]
+    assert found.pop("_id") == found.pop("root_id") == job_id
+    assert message["headers"].pop("id") == message["headers"].pop("root_id") == job_id
+    assert message["properties"].pop("correlation_id") == job_id
+    assert message["properties"].pop("delivery_tag") != job_id
+    assert found.pop("run_at") == found.pop("created_at")
+    return dict(found)
+
+
+@pytest.mark.parametrize("sensitive", [False, True])
+def test_a_call_repeated_in_bulk_is_stored_as_if_made_alone(app: Celery, sensitive: bool) -> None:
+    @app.task(name="odd", shared=False, priority=3, queue="q", sensitive=sensitive, ignore_result=True)
+    def odd(*args: object, **kwargs: object) -> None: ...
+
+    with relata_celery.bulk():
+        odd.delay("the first one")
+        repeated = [odd.apply_async(*call) for call in CALLS]
+    for call, again in zip(CALLS, repeated, strict=True):
+        alone = odd.apply_async(*call)
+        assert _comparable(app, again.id) == _comparable(app, alone.id)
+        assert (type(again), again.ignored) == (type(alone), alone.ignored)
+
+
+def test_calls_that_are_watched_or_differ_are_not_repeated_in_bulk(app: Celery) -> None:
+    mail, seen = app.tasks["mail"], []
+
+    def look(sender: str, headers: dict[str, Any], **_: object) -> None:
+        seen.append(headers["id"])
+
+    with relata_celery.bulk():
+        ids = [mail.delay("first").id, mail.apply_async(("b",), item_id="letter").id, mail.delay("c").id]
+        late = mail.apply_async(("d",), countdown=60).id
+    assert [JobStore.from_app(app).get(one).item_id for one in ids] == [None, "letter", None]  # type: ignore[union-attr]
+    job = JobStore.from_app(app).get(late)
+    assert job is not None
+    assert job.run_at > job.created_at
+    signals.before_task_publish.connect(look)
+    try:
+        with relata_celery.bulk():
+            ids = [mail.delay("first").id, mail.delay("second").id]
+    finally:
+        signals.before_task_publish.disconnect(look)
+    assert seen == ids
+
+
+def test_a_bad_call_in_bulk_is_refused_at_the_caller_like_any_other(app: Celery) -> None:
+    mail = app.tasks["mail"]
+    with relata_celery.bulk():
+        mail.delay("a")
+        with pytest.raises(TypeError):
+            mail.delay("a", "too many")
+        with pytest.raises(relata_celery.InvalidJob, match='"mail"'):
+            mail.delay(object())
+        mail.delay("b")
+    assert len(JobStore.from_app(app).find(type="mail")) == 2
 
 
 def test_a_bulk_block_that_raises_drops_what_it_had_not_written(app: Celery) -> None:
