@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from numbers import Real
 from typing import Any
+
+from kombu import compression
 
 from .conf import DAY_S, MAX_ATTEMPTS, MAX_TIMEOUT_S, nearest, shown
 from .domain.errors import ConfigurationError, InvalidJob
@@ -96,6 +100,29 @@ def check_call_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if problems:
         raise InvalidJob("\n".join(problems))
     return checked
+
+
+def refuse_misspelt(name: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse options of one call that Celery would pass on unseen and that are nearly one of ``known``.
+
+    Others are left to Celery and kombu, which take any. Raises InvalidJob; also for an unknown compression.
+    """
+    for option, value in options.items():
+        near = _misspelt(option, known)
+        if near is not None:
+            raise InvalidJob(f'job type "{name}": no such option {one_line(option, 100)}; did you mean {near}?')
+        if option == "compression" and value is not None:
+            try:
+                compression.get_encoder(value)
+            except Exception:
+                allowed = "one that kombu knows, such as gzip"
+                raise InvalidJob(f'job type "{name}": compression is {shown(value)}, must be {allowed}') from None
+
+
+@functools.lru_cache(maxsize=1000)
+def _misspelt(option: str, known: tuple[str, ...]) -> str | None:
+    near = difflib.get_close_matches(option, known, 1, 0.85)
+    return near[0] if near and near[0] != option else None
 
 
 def _checked_options(whose: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 
-from .domain.errors import DuplicateJob, EnqueueError, StoreError
+from .domain.errors import DuplicateJob, EnqueueError, StoreError, StoreUnavailable
 from .domain.job import NewJob
 from .store.inserting import Prepared
 from .store.jobs import Jobs
@@ -31,7 +31,7 @@ _current: ContextVar[Bulk | None] = ContextVar("relata_bulk", default=None)
 
 
 class PublishFailed(OperationalError, EnqueueError):
-    """A job could not be written: MongoDB cannot be reached, or refused. Nothing was queued."""
+    """A job could not be written: MongoDB refused it, or gave no answer (then it may be there all the same)."""
 
 
 class BulkNotWritten(OperationalError, EnqueueError):
@@ -133,5 +133,8 @@ def write(jobs: Jobs, job: NewJob, collected: Bulk | None) -> None:
             jobs.enqueue([job])
         else:
             collected.add(jobs, job)
+    except StoreUnavailable as exc:
+        again = f"it may be queued all the same, so publish it again as task_id={job.id!r} only"
+        raise PublishFailed(f'job type "{job.type}" ({job.id}) was not queued: {exc}; {again}') from exc
     except StoreError as exc:
         raise PublishFailed(f'job type "{job.type}" ({job.id}) was not queued: {exc}') from exc

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from celery import Task
-from kombu.exceptions import EncodeError
+from kombu.exceptions import EncodeError, SerializerNotInstalled
 
 from . import bootstrap
 from .attempt import REQUEST_KEY, Attempt, run_detached
 from .domain.errors import ConfigurationError, InvalidJob
-from .options import check_call_options, check_task_options
+from .options import check_call_options, check_task_options, refuse_misspelt
 from .publishing import current_bulk
 from .repeating import alone, pattern_of
 from .transport.envelope import HEADER
@@ -29,6 +29,8 @@ CALL_OPTIONS = ("item_id", "tags", "unique_key", "max_attempts", "timeout")
 
 #: Celery's own options of one call that say when and how long; checked before anything is made of them.
 CALL_TIMES = ("countdown", "eta", "expires", "soft_time_limit", "time_limit")
+
+_OF_A_CALL = (*CALL_OPTIONS, *CALL_TIMES)
 
 #: What is shown instead of the arguments of a sensitive task.
 HIDDEN = "(hidden)"
@@ -149,12 +151,13 @@ class LeasedTask(Task):
             result = self._publish(args, kwargs, None, options)
             collected.patterns[self] = pattern_of(self, collected.newest, result.id)
             return result
-        except EncodeError as exc:
+        except (EncodeError, SerializerNotInstalled) as exc:
             raise InvalidArguments(f'job type "{self.name}": its arguments cannot be encoded: {exc}') from exc
 
     def _publish(self, args: Any, kwargs: Any, task_id: str | None, options: dict[str, Any]) -> Any:
-        given = {key: options.pop(key) for key in (*CALL_OPTIONS, *CALL_TIMES) if options.get(key) is not None}
+        given = {key: options.pop(key) for key in _OF_A_CALL if options.get(key) is not None}
         checked = check_call_options(self.name, given)
+        refuse_misspelt(self.name, options, _OF_A_CALL)
         ours = {key: checked.pop(key) for key in CALL_OPTIONS if key in checked}
         options.update(checked)
         headers = dict(options.pop("headers", None) or {})

@@ -75,8 +75,17 @@ _LINE_ENDS = re.compile(r"\r\n?")
 _USERINFO = re.compile(r"(?<=://)[^\s/?#'\"<>]+@")
 _SECRET = r"api[_-]?key|token|secret|passw(?:or)?d|credential|signature"
 _QUERY = re.compile(rf"(?i)([?&](?:[\w-]{{0,40}}(?:{_SECRET})[\w-]{{0,40}}|key|sig|pwd)=)[^&\s'\"<>#]+")
+#: The same outside of a URL: not the ``tokens`` that language models count, nor a ``tokenizer``.
+_NAME = rf"(?:{_SECRET.replace('token', 'token(?!s|iz)')}|pwd)[\w-]{{0,40}}[\"']?\s{{0,9}}"
+_ASSIGNED = re.compile(rf"(?i)({_NAME}=\s{{0,9}})(?:\"[^\"]+\"|'[^']+'|[^\s\"'&,;<>]+)")
+#: After a colon a word may be prose ("token: expected"); a value is quoted, or has a digit in it.
+_NAMED = re.compile(
+    rf"(?i)({_NAME}:\s{{0,9}})(?:\"[^\"]+\"|'[^']+'|(?=[^\s\"',;<>]{{0,200}}\d)[^\s\"',;<>]{{4,}})"
+)
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}")
-_KEYS = re.compile(r"\b(?:sk|pk|rk|xox[abp]|gh[pousr]|AIza)[-_]?[A-Za-z0-9_-]{16,}")
+_JWT = re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?")
+_PRIVATE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?")
+_KEYS = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\b(?:sk|pk|rk|xox[abp]|gh[pousr]|AIza)[-_]?[A-Za-z0-9_-]{16,}")
 
 
 def is_panic(exc: BaseException) -> bool:
@@ -161,9 +170,11 @@ def cap(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def mask_secrets(text: str) -> str:
-    """The text with ``***`` for user and password in URLs, secret query parameters, and keys."""
+    """The text with ``***`` for user and password in URLs, for values that are named a secret, and for keys."""
     text = _USERINFO.sub("***@", text)
     text = _QUERY.sub(r"\1***", text)
+    text = _NAMED.sub(r"\1***", _ASSIGNED.sub(r"\1***", text))
+    text = _PRIVATE.sub("***", _JWT.sub("***", text))
     text = _BEARER.sub(r"\1 ***", text)
     return _KEYS.sub("***", text)
 

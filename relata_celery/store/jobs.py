@@ -109,23 +109,24 @@ class Jobs(Inserts):
         several = self._head(queues, limit * SPREAD, {"rank": 1})
         random.shuffle(several)
         several.sort(key=lambda document: str(document.get("rank")))
-        place = {document["_id"]: index for index, document in enumerate(several[:limit])}
-        if not place:
+        chosen = [document["_id"] for document in several[:limit]]
+        if not chosen:
             self._contended = False
             return []
         with translated():
-            query = {"_id": {"$in": list(place)}, "state": queries.QUEUED}
+            query = {"_id": {"$in": chosen}, "state": queries.QUEUED}
             seen = list(self._jobs().find(query, queries.CLAIM_FIELDS))
-        return sorted(seen, key=lambda document: place[document["_id"]])
+        return sorted(seen, key=lambda document: chosen.index(document["_id"]))
 
     def _take(self, seen: Sequence[Document], owner: str, lease_s: float) -> list[ClaimedJob]:
         """Lease those of the seen documents that are still queued under the fence seen."""
-        candidates, unreadable = [], {}
+        candidates: list[ClaimedJob] = []
+        unreadable: list[tuple[Any, str]] = []
         for document in seen:
             try:
                 candidates.append(claimed_from_document(document, owner))
             except UnreadableJob as problem:
-                unreadable[document["_id"]] = str(problem)
+                unreadable.append((document["_id"], str(problem)))
         self._refuse(unreadable)
         if not candidates:
             return []
@@ -140,11 +141,12 @@ class Jobs(Inserts):
             raise
         except StoreError as problem:
             if len(candidates) == 1:
-                self._refuse({candidates[0].claim.id: str(problem)})
+                self._refuse([(candidates[0].claim.id, str(problem))])
                 return []
             # One of them cannot be updated (it is at the size limit, say): find out which.
             won = self._won(candidates, ticket)
-            rest = [document for document in seen if document["_id"] not in {job.claim.id for job in won}]
+            done = [job.claim.id for job in won]
+            rest = [document for document in seen if document["_id"] not in done]
             return won + [job for document in rest for job in self._take([document], owner, lease_s)]
         self._contended = taken < len(candidates)
         return self._won(candidates, ticket) if self._contended else candidates
@@ -156,8 +158,8 @@ class Jobs(Inserts):
             won = {document["_id"] for document in self._jobs().find(query, {"_id": 1})}
         return [job for job in candidates if job.claim.id in won]
 
-    def _refuse(self, unreadable: Mapping[Any, str]) -> None:
-        for job_id, reason in unreadable.items():
+    def _refuse(self, unreadable: Sequence[tuple[Any, str]]) -> None:
+        for job_id, reason in unreadable:
             query = {"_id": job_id, "state": queries.QUEUED}
             text = f"job document cannot be read: {reason}"
             try:
@@ -284,28 +286,28 @@ class Jobs(Inserts):
             return []
         ticket = secrets.token_hex(4)
         rest: list[Document] = []
-        more: dict[Any, dict[str, Any]] = {}
+        more: dict[str, dict[str, Any]] = {}
         for document in seen:
             followups: tuple[Mapping[str, Any], ...] = ()
             if called_for is not None and document.get("fails") is True:
                 followups = tuple(called_for(_reaped(document, queries.FAILED)))
             if followups and self._reap_one(document, queries.reap(retention_s, ticket, followups)):
-                more[document["_id"]] = {"followups": followups}
+                more[_name(document)] = {"followups": followups}
                 continue
             rest.append(document)
             if followups:
-                more[document["_id"]] = {"dropped": len(followups)}
+                more[_name(document)] = {"dropped": len(followups)}
         with translated():
             if rest:
                 query = queries.still_expired(rest)
                 pipeline = queries.reap(retention_s, ticket, random_fraction=random.random())
                 self._jobs().update_many(query, pipeline, hint="_id_")
             mine = {"_id": {"$in": [document["_id"] for document in seen]}, "history.ticket": ticket}
-            states = {found["_id"]: found["state"] for found in self._jobs().find(mine, {"state": 1})}
+            states = {_name(found): found["state"] for found in self._jobs().find(mine, {"state": 1})}
         return [
-            _reaped(document, state, more.get(document["_id"], {}) if state == queries.FAILED else {})
+            _reaped(document, state, more.get(_name(document), {}) if state == queries.FAILED else {})
             for document in seen
-            if (state := states.get(document["_id"])) is not None
+            if (state := states.get(_name(document))) is not None
         ]
 
     def _reap_one(self, document: Document, pipeline: queries.Pipeline) -> bool:
@@ -378,10 +380,15 @@ def _verdict(settlement: Settlement, document: Document | None) -> Verdict:
     return Verdict(settlement.claim, False, why_lost(document, settlement.claim))
 
 
+def _name(document: Document) -> str:
+    """A job's id as text: one that was inserted by hand may be anything, an object too."""
+    return str(document["_id"])
+
+
 def _reaped(document: Document, state: str, more: Mapping[str, Any] = MappingProxyType({})) -> Reaped:
     lease, message, attempts, fence = (document.get(name) for name in ("lease", "message", "attempts", "fence"))
     return Reaped(
-        id=str(document["_id"]),
+        id=_name(document),
         type=str(document.get("type")),
         queue=str(document.get("queue")),
         fence=fence if isinstance(fence, int) else 0,

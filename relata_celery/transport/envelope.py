@@ -15,9 +15,13 @@ from typing import Any
 
 from relata_celery.domain.errors import InvalidJob
 from relata_celery.domain.job import MAX_PRIORITY, MIN_PRIORITY, ClaimedJob, NewJob
+from relata_celery.domain.redact import one_line
 
 #: Our own header: options of a leased task that travel with its message.
 HEADER = "relata"
+
+#: Longest id, type and name of a queue, in characters.
+MAX_NAME = 500
 
 #: The type under which a message that is no Celery task is kept.
 PLAIN_MESSAGE = "kombu.message"
@@ -42,6 +46,8 @@ def to_new_job(queue: str, message: Mapping[str, Any]) -> NewJob:
     task = str(headers.get("task") or PLAIN_MESSAGE)
     if is_task(message):
         _check_id(task, headers["id"])
+        _check_name(task, "type", task)
+        _check_name(task, "queue", queue)
     return NewJob(
         id=_key(headers, leased) or str(properties["delivery_tag"]),
         type=task,
@@ -65,6 +71,16 @@ def _check_id(task: str, value: object) -> None:
     """Whoever asks for a job's result asks by this id: it has to be the job's own."""
     if not isinstance(value, str) or not value:
         raise InvalidJob(f'job type "{task}": its id (task_id) must be text, not {value!r}')
+    _check_name(task, "id (task_id)", value)
+
+
+def _check_name(task: str, what: str, name: str) -> None:
+    """Names stand in every line of the log and in every list: they may neither forge a line nor fill a screen."""
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise InvalidJob(
+            f'job type "{one_line(task, 200)}": its {what} must be up to {MAX_NAME} printable characters, '
+            f"not {len(name)}: {one_line(name, 60)!r}"
+        )
 
 
 def with_max_attempts(message: Mapping[str, Any], max_attempts: int) -> dict[str, Any]:

@@ -158,3 +158,23 @@ def test_a_duplicate_in_bulk_is_told_and_costs_no_other_job(app: Celery) -> None
         for address in "abc":
             mail.apply_async((address,), unique_key="k" if address == "b" else None)
     assert len(JobStore.from_app(app).find()) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_attemps": 3}, "did you mean max_attempts"),
+        ({"tag": ["x"]}, "did you mean tags"),
+        ({"compression": "nope"}, "compression is 'nope'"),
+        ({"serializer": "nope"}, "cannot be encoded"),
+        ({"task_id": "one\n[2026-01-01] CRITICAL forged"}, "printable"),
+        ({"task_id": "x" * 501}, "500"),
+        ({"queue": "two\x00lines"}, "queue"),
+        ({"queue": "q" * 5000}, "queue"),
+    ],
+)
+def test_a_call_with_a_bad_option_is_refused_at_the_caller(app: Celery, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(relata_celery.InvalidJob, match=said) as refused:
+        app.tasks["mail"].apply_async(("a",), **options)
+    assert '"mail"' in str(refused.value)
+    assert JobStore.from_app(app).find() == []

@@ -60,3 +60,26 @@ def test_no_query_fails_on_a_field_that_was_edited(jobs: Jobs, store: Database, 
     jobs.find()
     assert document(store, "running sound")["history"][0]["outcome"] == "lease_expired"
     assert document(store, "queued sound")["state"] == "running"
+
+
+@pytest.mark.parametrize("odd", [{"a": 1}, 12345, b"x", None, 1.5], ids=str)
+@pytest.mark.parametrize("contended", [False, True])
+def test_an_id_that_is_no_text_stops_nobody(jobs: Jobs, store: Database, odd: Any, contended: bool) -> None:
+    jobs.enqueue([new_job("sound"), new_job("running")])
+    sound = document(store, "sound")
+    collection = store.collection("relata_jobs")
+    for number, state in enumerate(("queued", "running", "failed")):
+        made = {"state": state, "lease": {"owner": "w0", "until": sound["run_at"]}, "followups": [{"queue": "q"}]}
+        if state == "failed":
+            made["finished_at"] = sound["run_at"].replace(year=2001)
+        collection.insert_one({**sound, **made, "_id": {"of": odd, "state": state}})
+        if number == 0:
+            collection.insert_one({**sound, "_id": odd})
+    edit(store, "running", state="running", lease={"owner": "w0", "until": sound["run_at"]}, attempts=1)
+    jobs._contended = contended
+    assert "sound" in {job.claim.id for job in jobs.claim(["default"], 10, "w1", LEASE_S)}
+    assert {job.id for job in jobs.reap(10, 60.0, lambda job: [{"queue": "q"}])} >= {"running"}
+    assert collection.find_one({"_id": odd})["state"] == "failed"  # type: ignore[index]
+    jobs.clear_followups([job_id for job_id, _ in jobs.stuck_followups(10)])
+    assert jobs.stuck_followups(10) == []
+    assert len(jobs.find()) == 6
