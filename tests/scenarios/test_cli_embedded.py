@@ -12,8 +12,10 @@ import pymongo
 import pytest
 
 from relata_celery import embedded
+from relata_celery.domain.job import JobState
 from relata_celery.embedded import process
 from relata_celery.embedded.place import Place
+from tests.celery.apps_recovery import Stage
 from tests.commands import relata
 from tests.mongo import NoMongod, find_mongod
 
@@ -79,6 +81,24 @@ def test_it_is_started_by_command_used_by_other_commands_and_stopped(home: Path)
     stopped = relata(None, "embedded", "stop")
     assert (stopped.code, stopped.out) == (0, "The embedded MongoDB is stopped.\n")
     assert relata(None, "embedded", "status", "--json").json["running"] is False
+
+
+def test_a_worker_shows_the_password_to_nobody(home: Path, tmp_path: Path) -> None:
+    uri = embedded.uri()
+    password = Place(home).password()
+    assert password
+    assert password in uri
+    with Stage(uri, tmp_path) as stage:
+        worker = stage.worker("-c", "1")
+        stage.wait_state(stage.send("work"), JobState.SUCCEEDED)
+        inspect = stage.app.control.inspect(timeout=20, limit=1)
+        answers = {name: getattr(inspect, name)() for name in ("stats", "report", "conf", "active_queues", "clock")}
+        (stats,) = answers["stats"].values()
+        assert stats["broker"]["hostname"].startswith("relata+mongodb://relata:***@127.0.0.1:")
+        assert stats["relata"]
+        assert all(answers.values())
+        assert password not in str(answers)
+        assert password not in worker.log
 
 
 def test_a_read_starts_it_and_says_what_to_do_when_it_cannot(home: Path) -> None:
