@@ -42,7 +42,12 @@ def measure(arena: Arena, contender: Contender) -> Iterator[Reading]:
 
 
 def measure_idle_workers(arena: Arena, contender: Contender) -> Iterator[Reading]:
-    sizes, workers = arena.sizes, arena.sizes.idle_workers
+    for workers in (arena.sizes.idle_workers, 2 * arena.sizes.idle_workers):
+        yield from _with_idle_workers(arena, contender, workers)
+
+
+def _with_idle_workers(arena: Arena, contender: Contender, workers: int) -> Iterator[Reading]:
+    sizes = arena.sizes
     with space(contender, arena.servers, arena.folder) as here:
         here.start_workers(Pool("prefork", 1), workers)
         time.sleep(sizes.settle_s)
