@@ -46,15 +46,12 @@ from . import bootstrap
 from .board import BoardReader
 from .current import current
 from .following import checked_body, decode_body, dispatch_success, failure_followups
-from .interrupt import EXCEPTIONS, BoardSignal, StopSignal, ThreadSignal
+from .interrupt import EXCEPTIONS, REQUEST_KEY, BoardSignal, StopSignal, ThreadSignal
 from .shown import drop_context, shown_exception
 from .transport.capture import Capture
 from .transport.envelope import with_max_attempts
 
 logger = logging.getLogger("relata_celery")
-
-#: The key under which the attempt travels through Celery's request context.
-REQUEST_KEY = "relata_attempt"
 
 #: What the publishing of a next step may raise although nothing is wrong with the step.
 _MAY_WORK_LATER = (StoreError, OperationalError, OSError)

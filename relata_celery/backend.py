@@ -18,10 +18,10 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from kombu.serialization import dumps, loads
 
 from . import bootstrap
-from .attempt import REQUEST_KEY
 from .domain.errors import JobError, StoreUnavailable
 from .domain.job import JobState
 from .domain.outcome import Encoded
+from .interrupt import REQUEST_KEY
 from .store.client import CALL_TIMEOUT_S, connect, masked, translated
 from .store.results import Results, StoredResult
 

@@ -17,14 +17,19 @@ import signal
 import threading
 from time import monotonic
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
+from celery._state import get_current_task
 from celery.exceptions import SoftTimeLimitExceeded
+from celery.signals import task_prerun, worker_process_init
 
 from relata_celery.domain.errors import JobCancelled, JobTimeout, LeaseLost
 from relata_celery.engine.held import StopReason
 
 from .board import BoardReader
+
+#: The key under which the attempt travels through Celery's request context.
+REQUEST_KEY = "relata_attempt"
 
 
 class TimeLimitReached(JobTimeout, SoftTimeLimitExceeded):  # type: ignore[misc]
@@ -129,18 +134,51 @@ class BoardSignal:
         BoardSignal._entered = None
 
 
+def _hold(**kwargs: Any) -> None:
+    """Celery's ``worker_process_init``: keep the signal waiting until this process has our handler.
+
+    billiard sets a handler of its own after this, which ends a process that runs nothing yet.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    task_prerun.connect(_arm_first)
+
+
+def _arm_first(**kwargs: Any) -> None:
+    """Before this process' first task, also one that is not leased: it may have a soft time limit of Celery's."""
+    task_prerun.disconnect(_arm_first)
+    _arm()
+    BoardSignal._armed = os.getpid()
+
+
+worker_process_init.connect(_hold)
+
+
 def _arm() -> None:
-    signal.signal(signal.SIGUSR1, _on_signal)
+    before_us = signal.getsignal(signal.SIGUSR1)
+    if not isinstance(before_us, _Interruption):
+        signal.signal(signal.SIGUSR1, _Interruption(before_us))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     before = signal.getsignal(signal.SIGTERM)
     if not isinstance(before, _PatientTermination):
         signal.signal(signal.SIGTERM, _PatientTermination(before))
 
 
-def _on_signal(signum: int, frame: FrameType | None) -> None:
-    attempt = BoardSignal._entered
-    reason = attempt.reason() if attempt is not None else None
-    if reason is not None:
-        raise EXCEPTIONS[reason]()
+class _Interruption:
+    """SIGUSR1 in a pool process: for the attempt that runs, else for a plain task, else for nobody."""
+
+    def __init__(self, before: object) -> None:
+        self._before = before
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        attempt = BoardSignal._entered
+        if attempt is None:
+            task = get_current_task()
+            if task is not None and task.request.get(REQUEST_KEY) is None and callable(self._before):
+                self._before(signum, frame)
+            return
+        reason = attempt.reason()
+        if reason is not None:
+            raise EXCEPTIONS[reason]()
 
 
 class _PatientTermination:

@@ -307,6 +307,9 @@ class LeasedRequest(Request):
         """Whether the task has a rate limit of Celery's, which makes its jobs wait in the worker."""
         return bool(rate(self.task.rate_limit))
 
+    def handed_over(self) -> bool:
+        return self._handed_over is not None
+
     def lease_extended(self, lease_deadline: float) -> None:
         if self._signal is not None:
             self._signal.extend(lease_deadline)

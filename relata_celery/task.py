@@ -15,8 +15,9 @@ from celery import Task
 from kombu.exceptions import EncodeError, SerializerNotInstalled
 
 from . import bootstrap
-from .attempt import REQUEST_KEY, Attempt, run_detached
+from .attempt import Attempt, run_detached
 from .domain.errors import ConfigurationError, InvalidJob
+from .interrupt import REQUEST_KEY
 from .options import check_call_options, check_task_options, refuse_misspelt
 from .publishing import current_bulk
 from .repeating import alone, pattern_of

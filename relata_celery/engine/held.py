@@ -42,6 +42,9 @@ class AttemptControl(Protocol):
     def may_wait(self) -> bool:
         """Whether the attempt may stay reserved for as long as it likes, by a rule of the seam's own."""
 
+    def handed_over(self) -> bool:
+        """Whether the pool has the attempt and will begin it as soon as it can."""
+
     def lease_extended(self, lease_deadline: float) -> None:
         """Tell the attempt the monotonic time until which its lease now holds."""
 

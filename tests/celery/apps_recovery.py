@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import task_success
 from celery.worker.control import control_command
 
@@ -55,6 +56,15 @@ def work(seconds: float = 0.0) -> int:
     time.sleep(seconds)
     note("end")
     return os.getpid()
+
+
+def plain_sleep(seconds: float) -> str:
+    """A task that is not leased, with Celery's own soft time limit."""
+    try:
+        time.sleep(seconds)
+    except SoftTimeLimitExceeded:
+        return "soft limit"
+    return "slept"
 
 
 def hold(gate: str, number: int = 0) -> int:
@@ -128,6 +138,7 @@ def make_app(uri: str) -> Celery:
     )
     for handler in (work, hold_interpreter, turn_a_deaf_ear, kill_child, kill_parent):
         app.task(name=f"recovery.{handler.__name__}", shared=False)(handler)
+    app.task(name="recovery.plain_sleep", base=Task, shared=False)(plain_sleep)
     app.task(name="recovery.hold", base=NotedTask, shared=False)(hold)
     return app
 

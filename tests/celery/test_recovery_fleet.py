@@ -53,6 +53,24 @@ def test_processes_forked_while_threads_write_the_log_run_their_jobs(stage: Stag
     check_each_ran_once(stage, ids)
 
 
+def test_processes_that_start_slowly_keep_no_job_from_running(stage: Stage) -> None:
+    times = {"RELATA_LEASE_DURATION": "1.5", "RELATA_HEARTBEAT_PERIOD": "0.5"}
+    worker = stage.worker("-c", "1", "--max-tasks-per-child", "2", "-I", "tests.celery.apps_slow_start", env=times)
+    ids = stage.send_many(6, "work")
+    stage.wait_all(ids)
+    check_each_ran_once(stage, ids)
+    assert "was given back: reserved" in worker.log
+    assert "SoftTimeLimitExceeded" not in worker.log
+
+
+def test_a_plain_tasks_soft_limit_holds_before_and_after_a_job_of_the_same_process(stage: Stage) -> None:
+    stage.worker("-c", "1")
+    for _ in range(2):
+        result = stage.app.tasks["recovery.plain_sleep"].apply_async((20,), soft_time_limit=1)
+        assert result.get(timeout=30) == "soft limit"
+        stage.wait_state(stage.send("work"), JobState.SUCCEEDED)
+
+
 def test_an_autoscaled_pool_grows_with_the_jobs_that_wait(stage: Stage) -> None:
     worker = stage.worker("--autoscale", "4,1")
     assert len(worker.children()) == 1

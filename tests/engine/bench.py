@@ -38,6 +38,9 @@ class Control:
     def failure_followups(self, error: ErrorInfo) -> tuple[Mapping[str, Any], ...]:
         return ()
 
+    def handed_over(self) -> bool:
+        return False
+
     def may_wait(self) -> bool:
         return False
 
