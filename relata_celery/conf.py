@@ -252,7 +252,7 @@ def shown(value: Any) -> str:
     return one_line(mask_secrets(text[:200]), 80)
 
 
-def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+def nearest(name: str, known: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
     """A hint at the known name that is most like this one, if any is."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(known), 1, cutoff)
     return f"; did you mean {prefix}{near[0]}?" if near else ""

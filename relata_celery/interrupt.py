@@ -19,6 +19,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Protocol
 
+from billiard import current_process
 from celery._state import get_current_task
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import task_prerun, worker_process_init
@@ -125,42 +126,41 @@ class BoardSignal:
         return self._reader.read(self._slot, self._token)[1]
 
     def enter(self) -> None:
-        if BoardSignal._armed != os.getpid():
-            _arm()
-            BoardSignal._armed = os.getpid()
+        _arm()
         BoardSignal._entered = self
 
     def leave(self) -> None:
         BoardSignal._entered = None
 
 
-def _hold(**kwargs: Any) -> None:
-    """Celery's ``worker_process_init``: keep the signal waiting until this process has our handler.
-
-    billiard sets a handler of its own after this, which ends a process that runs nothing yet.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    task_prerun.connect(_arm_first)
-
-
-def _arm_first(**kwargs: Any) -> None:
-    """Before this process' first task, also one that is not leased: it may have a soft time limit of Celery's."""
-    task_prerun.disconnect(_arm_first)
-    _arm()
+def _arm() -> None:
+    """Have this process' signals mean what they mean to us; done once."""
+    if BoardSignal._armed == os.getpid():
+        return
+    signal.signal(signal.SIGUSR1, _Interruption(signal.getsignal(signal.SIGUSR1)))
+    signal.signal(signal.SIGTERM, _PatientTermination(signal.getsignal(signal.SIGTERM)))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     BoardSignal._armed = os.getpid()
+
+
+def _hold(**kwargs: Any) -> None:
+    """Keep SIGUSR1 waiting in a new pool process until our handler is there.
+
+    billiard sets one of its own after this, which ends a process that runs nothing yet. Celery's solo pool sends
+    this too, from the worker's main process, whose signals are Celery's.
+    """
+    if current_process().daemon:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        task_prerun.connect(_arm_first)
 
 
 worker_process_init.connect(_hold)
 
 
-def _arm() -> None:
-    before_us = signal.getsignal(signal.SIGUSR1)
-    if not isinstance(before_us, _Interruption):
-        signal.signal(signal.SIGUSR1, _Interruption(before_us))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-    before = signal.getsignal(signal.SIGTERM)
-    if not isinstance(before, _PatientTermination):
-        signal.signal(signal.SIGTERM, _PatientTermination(before))
+def _arm_first(**kwargs: Any) -> None:
+    """Before a process' first task, also one that is not leased: it may have a soft time limit of Celery's."""
+    task_prerun.disconnect(_arm_first)
+    _arm()
 
 
 class _Interruption:

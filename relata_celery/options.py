@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from numbers import Real
@@ -66,6 +65,7 @@ _OPTION_ALLOWED: Mapping[str, str] = {
     "countdown": _DELAY,
     "eta": _MOMENT,
     "expires": f"{_DELAY}, {_MOMENT}",
+    "compression": "one that kombu knows, such as gzip",
 }
 _SWITCH_OPTIONS = frozenset({"retry_on_timeout", "ai", "sensitive"})
 _WHOLE_OPTIONS = {
@@ -102,27 +102,20 @@ def check_call_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def refuse_misspelt(name: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse options of one call that Celery would pass on unseen and that are nearly one of ``known``.
+def refuse_misspelt(name: str, options: Iterable[str], known: tuple[str, ...]) -> None:
+    """Refuse options of one call that are none of ``known`` and nearly one of them; InvalidJob says which.
 
-    Others are left to Celery and kombu, which take any. Raises InvalidJob; also for an unknown compression.
+    Others are left to Celery and kombu, which take any and pass it on unseen.
     """
-    for option, value in options.items():
-        near = _misspelt(option, known)
-        if near is not None:
-            raise InvalidJob(f'job type "{name}": no such option {one_line(option, 100)}; did you mean {near}?')
-        if option == "compression" and value is not None:
-            try:
-                compression.get_encoder(value)
-            except Exception:
-                allowed = "one that kombu knows, such as gzip"
-                raise InvalidJob(f'job type "{name}": compression is {shown(value)}, must be {allowed}') from None
+    for option in options:
+        hint = _misspelt(option, known)
+        if hint:
+            raise InvalidJob(f'job type "{name}": no such option {one_line(option, 100)}{hint}')
 
 
 @functools.lru_cache(maxsize=1000)
-def _misspelt(option: str, known: tuple[str, ...]) -> str | None:
-    near = difflib.get_close_matches(option, known, 1, 0.85)
-    return near[0] if near and near[0] != option else None
+def _misspelt(option: str, known: tuple[str, ...]) -> str:
+    return "" if option in known else nearest(option, known, cutoff=0.85)
 
 
 def _checked_options(whose: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -158,6 +151,9 @@ def _checked_option(option: str, value: Any) -> Any:
         return _period(value, MAX_DELAY_S)
     if option == "countdown":
         return _period(value, MAX_DELAY_S, -MAX_DELAY_S)
+    if option == "compression":
+        _require(isinstance(value, str) and _is_compression(value))
+        return value
     if option == "eta":
         return _moment(value)
     if option == "expires":
@@ -168,6 +164,14 @@ def _checked_option(option: str, value: Any) -> Any:
         )
         return tuple(_short_text(tag) for tag in value)
     return _short_text(value)
+
+
+def _is_compression(name: str) -> bool:
+    try:
+        compression.get_encoder(name)
+    except KeyError:
+        return False
+    return True
 
 
 def _period(value: Any, highest: float, lowest: float = 0.0) -> float:

@@ -50,9 +50,9 @@ class Bulk:
         self._stores: dict[str, Jobs] = {}
         self._waiting: dict[str, list[Prepared]] = {}
         self._duplicates: list[DuplicateJob] = []
-        #: The job taken last, and where it goes; what its task's next calls may repeat (:mod:`.repeating`).
+        #: The job taken last and where it goes, and those that calls of their task repeat (:mod:`.repeating`).
         self.newest: tuple[Jobs, NewJob] | None = None
-        self.patterns: dict[Any, Any] = {}
+        self.patterns: dict[Any, tuple[Jobs, NewJob] | None] = {}
 
     @property
     def waiting(self) -> int:
@@ -134,7 +134,7 @@ def write(jobs: Jobs, job: NewJob, collected: Bulk | None) -> None:
         else:
             collected.add(jobs, job)
     except StoreUnavailable as exc:
-        again = f"it may be queued all the same, so publish it again as task_id={job.id!r} only"
-        raise PublishFailed(f'job type "{job.type}" ({job.id}) was not queued: {exc}; {again}') from exc
+        again = f"published again as task_id={job.id!r} it is no second job"
+        raise PublishFailed(f'job type "{job.type}" is perhaps not queued ({again}): {exc}') from exc
     except StoreError as exc:
         raise PublishFailed(f'job type "{job.type}" ({job.id}) was not queued: {exc}') from exc

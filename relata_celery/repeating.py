@@ -7,8 +7,8 @@ goes the whole way, and what it published is the pattern of those that follow, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from celery import Celery, Task, signals
@@ -25,55 +25,59 @@ from .store.jobs import Jobs
 #: What a task's arguments must be for Python's own repr to be what Celery shows of them.
 _PLAIN = (int, float, bool, type(None))
 
+#: What a message's body says of the canvas around a plain call.
+_NOTHING_FOLLOWS = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """What the first call of a task in a block published. ``shown``: its arguments may be."""
 
-    jobs: Jobs
-    job: NewJob
-    embed: Any
-    shown: bool
+def publish_in(collected: Bulk, task: Any, args: Any, kwargs: Any, publish: Callable[[], Any]) -> Any:
+    """A plain call's ``AsyncResult``: published by ``publish``, or as an earlier call of the task in the block was.
 
-    def repeat(self, task: Any, collected: Bulk, args: Any, kwargs: Any) -> Any:
-        """Publish this call as the first one was; its ``AsyncResult``.
-
-        Raises TypeError when the arguments do not fit the function, EncodeError when they cannot be encoded.
-        """
-        args, kwargs = args or (), kwargs or {}
-        if task.typing and hasattr(task, "__header__"):
-            task.__header__(*args, **kwargs)
-        job_id = uuid()
-        _type, _encoding, body = dumps((args, kwargs, self.embed), "json")
-        message = self.job.message
-        headers = {**message["headers"], "id": job_id, "root_id": job_id}
-        if self.shown:
-            amqp = task.app.amqp
-            levels = task.app.conf.task_repr_maxlevels
-            headers["argsrepr"] = _shown(args, amqp.argsrepr_maxsize, levels)
-            headers["kwargsrepr"] = _shown(kwargs, amqp.kwargsrepr_maxsize, levels)
-        properties = {**message["properties"], "correlation_id": job_id, "delivery_tag": uuid()}
-        repeated = {**message, "body": body, "headers": headers, "properties": properties}
-        write(self.jobs, replace(self.job, id=job_id, root_id=job_id, message=repeated), collected)
-        result = task.AsyncResult(job_id)
-        result.ignored = task.ignore_result
+    Raises what ``publish`` would: TypeError when the arguments do not fit the function, EncodeError when they
+    cannot be encoded.
+    """
+    # What a worker's task publishes names it as its parent.
+    alone = get_current_worker_task() is None
+    if not (alone and isinstance(args or (), (list, tuple)) and isinstance(kwargs or {}, Mapping)):
+        return publish()
+    pattern = collected.patterns.get(task)
+    if pattern is None:
+        result = publish()
+        published = collected.newest
+        if published is not None and published[1].id == result.id and _may_be_repeated(published[1], task):
+            collected.patterns[task] = published
         return result
+    return _repeat(*pattern, collected, task, args or (), kwargs or {})
 
 
-def pattern_of(task: Any, published: tuple[Jobs, NewJob] | None, job_id: str) -> Pattern | None:
-    """The pattern that the job just published under ``job_id`` is; None when calls may differ in more."""
-    if published is None or published[1].id != job_id:
-        return None
-    jobs, job = published
+def _repeat(jobs: Jobs, job: NewJob, collected: Bulk, task: Any, args: Any, kwargs: Any) -> Any:
+    if task.typing and hasattr(task, "__header__"):
+        task.__header__(*args, **kwargs)
+    job_id = uuid()
+    _type, _encoding, body = dumps((args, kwargs, _NOTHING_FOLLOWS), "json")
+    headers = {**job.message["headers"], "id": job_id, "root_id": job_id}
+    if not task.sensitive:
+        amqp, levels = task.app.amqp, task.app.conf.task_repr_maxlevels
+        headers["argsrepr"] = _shown(args, amqp.argsrepr_maxsize, levels)
+        headers["kwargsrepr"] = _shown(kwargs, amqp.kwargsrepr_maxsize, levels)
+    properties = {**job.message["properties"], "correlation_id": job_id, "delivery_tag": uuid()}
+    message = {**job.message, "body": body, "headers": headers, "properties": properties}
+    write(jobs, replace(job, id=job_id, root_id=job_id, message=message), collected)
+    result = task.AsyncResult(job_id)
+    result.ignored = task.ignore_result
+    return result
+
+
+def _may_be_repeated(job: NewJob, task: Any) -> bool:
+    """Whether other calls of the task differ from this job in ids and arguments only."""
     times = (job.run_at, job.delay_s, job.expires_at)
-    if any(time is not None for time in times) or job.root_id != job_id or job.parent_id is not None:
-        return None
-    if job.message["content-type"] != "application/json" or "compression" in job.message["headers"]:
-        return None
-    if not _every_call_is_alike(task):
-        return None
-    embed = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
-    return Pattern(jobs, job, embed, shown=not task.sensitive)
+    return (
+        all(time is None for time in times)
+        and job.root_id == job.id
+        and job.parent_id is None
+        and job.message["content-type"] == "application/json"
+        and "compression" not in job.message["headers"]
+        and _every_call_is_alike(task)
+    )
 
 
 def _every_call_is_alike(task: Any) -> bool:
@@ -89,11 +93,6 @@ def _every_call_is_alike(task: Any) -> bool:
         or type(app).send_task is not Celery.send_task
         or type(app.backend).on_task_call is not Backend.on_task_call
     )
-
-
-def alone() -> bool:
-    """Whether no task of a worker is running here: what one publishes names it as its parent."""
-    return get_current_worker_task() is None
 
 
 def _shown(value: Any, maxsize: int, levels: int) -> str:

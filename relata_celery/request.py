@@ -8,6 +8,7 @@ the database has accepted it. ``acknowledge`` and ``reject`` are local book-keep
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 import signal
@@ -36,6 +37,10 @@ from .interrupt import ThreadSignal
 from .transport.envelope import HEADER
 
 logger = logging.getLogger("relata_celery")
+
+#: An attempt that the pool has may wait so many leases for a process: a new one is on its way, on a busy machine
+#: slowly. To give it back earlier would only have the process begin with something that is nobody's any more.
+LEASES_IN_THE_POOL = 5
 
 
 class LeasedRequest(Request):
@@ -303,12 +308,11 @@ class LeasedRequest(Request):
         except (NotImplementedError, OSError):
             pass
 
-    def may_wait(self) -> bool:
-        """Whether the task has a rate limit of Celery's, which makes its jobs wait in the worker."""
-        return bool(rate(self.task.rate_limit))
-
-    def handed_over(self) -> bool:
-        return self._handed_over is not None
+    def patience(self) -> float:
+        """Without end under a rate limit of Celery's, which makes jobs wait in the worker; long in the pool."""
+        if rate(self.task.rate_limit):
+            return math.inf
+        return 1 if self._handed_over is None else LEASES_IN_THE_POOL
 
     def lease_extended(self, lease_deadline: float) -> None:
         if self._signal is not None:

@@ -20,7 +20,7 @@ from .domain.errors import ConfigurationError, InvalidJob
 from .interrupt import REQUEST_KEY
 from .options import check_call_options, check_task_options, refuse_misspelt
 from .publishing import current_bulk
-from .repeating import alone, pattern_of
+from .repeating import publish_in
 from .transport.envelope import HEADER
 from .worker.checks import StartRefused
 from .worker.install import install
@@ -31,7 +31,8 @@ CALL_OPTIONS = ("item_id", "tags", "unique_key", "max_attempts", "timeout")
 #: Celery's own options of one call that say when and how long; checked before anything is made of them.
 CALL_TIMES = ("countdown", "eta", "expires", "soft_time_limit", "time_limit")
 
-_OF_A_CALL = (*CALL_OPTIONS, *CALL_TIMES)
+#: All that is checked of one call.
+CHECKED = (*CALL_OPTIONS, *CALL_TIMES, "compression")
 
 #: What is shown instead of the arguments of a sensitive task.
 HIDDEN = "(hidden)"
@@ -144,21 +145,16 @@ class LeasedTask(Task):
         """
         collected = current_bulk()
         try:
-            if collected is None or task_id is not None or options or not alone():
+            if collected is None or task_id is not None or options:
                 return self._publish(args, kwargs, task_id, options)
-            pattern = collected.patterns.get(self)
-            if pattern is not None:
-                return pattern.repeat(self, collected, args, kwargs)
-            result = self._publish(args, kwargs, None, options)
-            collected.patterns[self] = pattern_of(self, collected.newest, result.id)
-            return result
+            return publish_in(collected, self, args, kwargs, lambda: self._publish(args, kwargs, None, {}))
         except (EncodeError, SerializerNotInstalled) as exc:
             raise InvalidArguments(f'job type "{self.name}": its arguments cannot be encoded: {exc}') from exc
 
     def _publish(self, args: Any, kwargs: Any, task_id: str | None, options: dict[str, Any]) -> Any:
-        given = {key: options.pop(key) for key in _OF_A_CALL if options.get(key) is not None}
+        given = {key: options.pop(key) for key in CHECKED if options.get(key) is not None}
         checked = check_call_options(self.name, given)
-        refuse_misspelt(self.name, options, _OF_A_CALL)
+        refuse_misspelt(self.name, options, CHECKED)
         ours = {key: checked.pop(key) for key in CALL_OPTIONS if key in checked}
         options.update(checked)
         headers = dict(options.pop("headers", None) or {})

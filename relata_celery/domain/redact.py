@@ -73,14 +73,13 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LINE_ENDS = re.compile(r"\r\n?")
 _USERINFO = re.compile(r"(?<=://)[^\s/?#'\"<>]+@")
-_SECRET = r"api[_-]?key|token|secret|passw(?:or)?d|credential|signature"
-_QUERY = re.compile(rf"(?i)([?&](?:[\w-]{{0,40}}(?:{_SECRET})[\w-]{{0,40}}|key|sig|pwd)=)[^&\s'\"<>#]+")
-#: The same outside of a URL: not the ``tokens`` that language models count, nor a ``tokenizer``.
-_NAME = rf"(?:{_SECRET.replace('token', 'token(?!s|iz)')}|pwd)[\w-]{{0,40}}[\"']?\s{{0,9}}"
-_ASSIGNED = re.compile(rf"(?i)({_NAME}=\s{{0,9}})(?:\"[^\"]+\"|'[^']+'|[^\s\"'&,;<>]+)")
+#: Not the ``tokens`` that language models count, nor a ``tokenizer``.
+_SECRET = r"(?:api[_-]?key|token(?!s|iz)|secret|passw(?:or)?d|pwd|credential|signature)[\w-]{0,40}[\"']?\s{0,9}"
+_QUERY = re.compile(r"(?i)([?&](?:key|sig)=)[^&\s'\"<>#]+")
+_ASSIGNED = re.compile(rf"(?i)({_SECRET}=\s{{0,9}})(?:\"[^\"]+\"|'[^']+'|[^\s\"'&<>]*[^\s\"'&<>,;])")
 #: After a colon a word may be prose ("token: expected"); a value is quoted, or has a digit in it.
 _NAMED = re.compile(
-    rf"(?i)({_NAME}:\s{{0,9}})(?:\"[^\"]+\"|'[^']+'|(?=[^\s\"',;<>]{{0,200}}\d)[^\s\"',;<>]{{4,}})"
+    rf"(?i)({_SECRET}:\s{{0,9}})(?:\"[^\"]+\"|'[^']+'|(?=[^\s\"',;<>]{{0,200}}\d)[^\s\"',;<>]{{4,}})"
 )
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}")
 _JWT = re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?")
@@ -172,11 +171,12 @@ def cap(text: str, limit: int = MAX_TEXT) -> str:
 def mask_secrets(text: str) -> str:
     """The text with ``***`` for user and password in URLs, for values that are named a secret, and for keys."""
     text = _USERINFO.sub("***@", text)
-    text = _QUERY.sub(r"\1***", text)
-    text = _NAMED.sub(r"\1***", _ASSIGNED.sub(r"\1***", text))
-    text = _PRIVATE.sub("***", _JWT.sub("***", text))
+    for named in (_QUERY, _ASSIGNED, _NAMED):
+        text = named.sub(r"\1***", text)
     text = _BEARER.sub(r"\1 ***", text)
-    return _KEYS.sub("***", text)
+    for key in (_PRIVATE, _JWT, _KEYS):
+        text = key.sub("***", text)
+    return text
 
 
 def one_line(text: str, limit: int = MAX_TEXT) -> str:

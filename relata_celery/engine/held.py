@@ -39,11 +39,8 @@ class AttemptControl(Protocol):
     def failure_followups(self, error: ErrorInfo) -> tuple[Mapping[str, Any], ...]:
         """What is to be published if the job fails for good while its code cannot say so."""
 
-    def may_wait(self) -> bool:
-        """Whether the attempt may stay reserved for as long as it likes, by a rule of the seam's own."""
-
-    def handed_over(self) -> bool:
-        """Whether the pool has the attempt and will begin it as soon as it can."""
+    def patience(self) -> float:
+        """How many leases the attempt may stay reserved before it counts as forgotten."""
 
     def lease_extended(self, lease_deadline: float) -> None:
         """Tell the attempt the monotonic time until which its lease now holds."""

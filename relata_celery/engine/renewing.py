@@ -26,10 +26,6 @@ from .ports import JobQueue
 
 logger = logging.getLogger("relata_celery")
 
-#: An attempt that the pool has may wait so many leases for a process: a new one is on its way, on a busy machine
-#: slowly. To give it back earlier would only have the process begin with something that is nobody's any more.
-LEASES_IN_THE_POOL = 5
-
 
 class Renewer(Background):
     name = "renewer"
@@ -93,10 +89,7 @@ class Renewer(Background):
     def _give_back_forgotten(self, now: float) -> None:
         for held in self._held.snapshot(lambda held: held.phase is Phase.RESERVED):
             control, reserved_s = held.control, now - held.reserved_at
-            if control is None or control.may_wait():
-                continue
-            patience_s = self._lease_s * (LEASES_IN_THE_POOL if control.handed_over() else 1)
-            if reserved_s <= patience_s:
+            if control is None or reserved_s <= self._lease_s * control.patience():
                 continue
             if self._give_back(held, "it lay in the worker for longer than a lease and did not begin"):
                 logger.warning("job %s was given back: reserved for %.0f s and not begun", held.claim.id, reserved_s)

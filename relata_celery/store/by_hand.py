@@ -120,14 +120,11 @@ class ByHand:
         ids: Sequence[str] | str,
         retention_s: float | None = None,
         reason: str = "cancelled",
-        *,
-        waiting_only: bool = False,
     ) -> dict[str, Change]:
         """Cancel queued and running jobs; finished ones stay as they are. One change per id asked for.
 
         A running attempt is fenced off at once: its worker learns of it at the next renewal, and what it
-        still settles is refused. ``waiting_only`` leaves running ones alone. ``retention_s`` defaults to the
-        one for failed jobs.
+        still settles is refused. ``retention_s`` defaults to the one for failed jobs.
         """
         ids = _several(ids)
         kept_s = self._retention_failed_s if retention_s is None else retention_s
@@ -137,12 +134,8 @@ class ByHand:
             before = self._states(chunk)
             pipeline = queries.cancel(kept_s, reason)
             with translated():
-                result = self._jobs().update_many(queries.live(chunk, waiting_only), pipeline, hint="_id_")
-            live = {
-                job_id
-                for job_id, state in before.items()
-                if not state.terminal and not (waiting_only and state is JobState.RUNNING)
-            }
+                result = self._jobs().update_many(queries.live(chunk), pipeline, hint="_id_")
+            live = {job_id for job_id, state in before.items() if not state.terminal}
             after = before if result.modified_count == len(live) else self._states(chunk)
             for job_id in chunk:
                 changed = job_id in live and (after is before or after.get(job_id) is JobState.CANCELLED)
@@ -150,16 +143,16 @@ class ByHand:
                 changes[job_id] = Change(job_id, before.get(job_id), changed, why)
         return changes
 
-    def revoke(self, ids: Sequence[str] | str, reason: str = "revoked") -> None:
+    def revoke(self, ids: Sequence[str] | str) -> None:
         """Have none of these jobs begin again: those that wait are cancelled, those that run may end.
 
         A running one that would be queued again (a retry, a lost worker, a drain) is cancelled then.
         """
         ids = _several(ids)
+        pipeline = queries.revoke(self._retention_failed_s)
         for start in range(0, len(ids), _CHUNK):
             with translated():
-                self._jobs().update_many(queries.live(ids[start : start + _CHUNK]), queries.revoke(), hint="_id_")
-        self.cancel(ids, reason=reason, waiting_only=True)
+                self._jobs().update_many(queries.live(ids[start : start + _CHUNK]), pipeline, hint="_id_")
 
     def retry(self, ids: Sequence[str] | str) -> dict[str, Change]:
         """Queue failed and cancelled jobs again, due now and with all attempts; others stay as they are.

@@ -19,6 +19,7 @@ from .job_queries import (
     REMOVE,
     RUNNING,
     Pipeline,
+    cancelled_if,
     entry_of,
     expire_at,
     has_type,
@@ -91,9 +92,9 @@ def order(sort: str) -> list[tuple[str, int]]:
     return [(name, -1 if sort.startswith("-") else 1)]
 
 
-def live(ids: Sequence[str], waiting_only: bool = False) -> Document:
-    """Those of these jobs that are not finished, or that have not begun."""
-    return {"_id": {"$in": list(ids)}, "state": {"$in": [QUEUED] if waiting_only else [QUEUED, RUNNING]}}
+def live(ids: Sequence[str]) -> Document:
+    """Those of these jobs that are not finished."""
+    return {"_id": {"$in": list(ids)}, "state": {"$in": [QUEUED, RUNNING]}}
 
 
 def cancel(retention_s: float | None, reason: str) -> Pipeline:
@@ -120,9 +121,11 @@ def cancel(retention_s: float | None, reason: str) -> Pipeline:
     ]
 
 
-def revoke() -> Pipeline:
-    """To be cancelled when it next comes to wait; what runs may end."""
-    return [{"$set": {"revoked": literal(True)}}]
+def revoke(retention_s: float | None) -> Pipeline:
+    """What waits is cancelled; what runs may end, and is cancelled where it would wait again."""
+    waits = {"$eq": ["$state", QUEUED]}
+    fields = cancelled_if(waits, retention_s)
+    return [{"$set": {**fields, "revoked": {"$cond": [waits, "$revoked", True]}}}]
 
 
 def retriable(job_id: str) -> Document:

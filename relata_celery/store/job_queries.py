@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Any
 
 from relata_celery.domain.backoff import MAX_DOUBLINGS, lost_delay_s
@@ -247,6 +248,29 @@ def custom_state(state: str, meta: Any) -> Pipeline:
     return [{"$set": {"custom": {"state": literal(state), "meta": literal(meta), "at": NOW}}}]
 
 
+# ---------------------------------------------------------------- revoked
+
+
+#: The job is not to be run again, whatever becomes of the attempt that runs.
+REVOKED: Mapping[str, Any] = {"$eq": ["$revoked", True]}
+
+
+def cancelled_if(
+    condition: Mapping[str, Any], retention_s: float | None, otherwise: Mapping[str, Any] = MappingProxyType({})
+) -> Document:
+    """The fields of a job that ends as revoked if ``condition`` holds, else those of ``otherwise`` or as they are."""
+    fields = {
+        "state": CANCELLED,
+        "error": "revoked",
+        "error_class": ErrorClass.CANCELLED.value,
+        "exception": REMOVE,
+        "finished_at": NOW,
+        "expire_at": expire_at(retention_s),
+        "unique_live": REMOVE,
+    }
+    return {name: {"$cond": [condition, value, otherwise.get(name, f"${name}")]} for name, value in fields.items()}
+
+
 # ---------------------------------------------------------------- reap
 
 
@@ -260,8 +284,6 @@ def still_expired(documents: Iterable[Mapping[str, Any]]) -> Document:
     return {**expired(), **by_fence((document["_id"], document.get("fence")) for document in documents)}
 
 
-#: The job is not to be run again, whatever becomes of the attempt that runs.
-REVOKED: Mapping[str, Any] = {"$eq": ["$revoked", True]}
 _ASKED_TO_CANCEL: Mapping[str, Any] = {"$or": [{"$eq": ["$cancel_requested", True]}, REVOKED]}
 _SPENT: Mapping[str, Any] = {"$gte": ["$attempts", "$max_attempts"]}
 

@@ -109,14 +109,14 @@ class Jobs(Inserts):
         several = self._head(queues, limit * SPREAD, {"rank": 1})
         random.shuffle(several)
         several.sort(key=lambda document: str(document.get("rank")))
-        chosen = [document["_id"] for document in several[:limit]]
-        if not chosen:
+        place = {_name(document): index for index, document in enumerate(several[:limit])}
+        if not place:
             self._contended = False
             return []
         with translated():
-            query = {"_id": {"$in": chosen}, "state": queries.QUEUED}
+            query = {"_id": {"$in": [document["_id"] for document in several[:limit]]}, "state": queries.QUEUED}
             seen = list(self._jobs().find(query, queries.CLAIM_FIELDS))
-        return sorted(seen, key=lambda document: chosen.index(document["_id"]))
+        return sorted(seen, key=lambda document: place[_name(document)])
 
     def _take(self, seen: Sequence[Document], owner: str, lease_s: float) -> list[ClaimedJob]:
         """Lease those of the seen documents that are still queued under the fence seen."""
@@ -145,8 +145,8 @@ class Jobs(Inserts):
                 return []
             # One of them cannot be updated (it is at the size limit, say): find out which.
             won = self._won(candidates, ticket)
-            done = [job.claim.id for job in won]
-            rest = [document for document in seen if document["_id"] not in done]
+            done = {job.claim.id for job in won}
+            rest = [document for document in seen if _name(document) not in done]
             return won + [job for document in rest for job in self._take([document], owner, lease_s)]
         self._contended = taken < len(candidates)
         return self._won(candidates, ticket) if self._contended else candidates

@@ -22,13 +22,13 @@ from relata_celery.domain.outcome import Settlement
 from .client import CODEC_OPTIONS, Document, value_problem
 from .codec import MAX_JOB_BYTES, encoded_document, exception_document
 from .job_queries import (
-    CANCELLED,
     NOW,
     REMOVE,
     REVOKED,
     RUNNING,
     Pipeline,
     by_fence,
+    cancelled_if,
     entry_of,
     expire_at,
     literal,
@@ -38,8 +38,6 @@ from .job_queries import (
 
 #: One update's own values may together be this large; MongoDB takes 16 MiB for a whole statement.
 MAX_GROUP_BYTES = 4_194_304
-
-REVOKED_TEXT = "revoked"
 
 #: Where a document's own values stand while its pipeline runs; never stored.
 _OWN = "__own"
@@ -170,18 +168,7 @@ def _fields(shape: Shape, revoked_retention_s: float | None) -> Document:
     fields |= {name: own[name] for name in ("message", "type", "max_attempts", "followups") if name in own}
     if not shape.state.terminal:
         fields["run_at"] = {"$add": [NOW, own["delay_ms"]]}
-        revoked = {
-            "state": CANCELLED,
-            "finished_at": NOW,
-            "expire_at": expire_at(revoked_retention_s),
-            "unique_live": REMOVE,
-            "error": REVOKED_TEXT,
-            "error_class": ErrorClass.CANCELLED.value,
-            "exception": REMOVE,
-        }
-        return fields | {
-            name: {"$cond": [REVOKED, value, fields.get(name, f"${name}")]} for name, value in revoked.items()
-        }
+        return fields | cancelled_if(REVOKED, revoked_retention_s, otherwise=fields)
     fields |= {
         "finished_at": NOW,
         "expire_at": expire_at(shape.retention_s),

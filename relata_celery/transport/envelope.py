@@ -21,7 +21,7 @@ from relata_celery.domain.redact import one_line
 HEADER = "relata"
 
 #: Longest id, type and name of a queue, in characters.
-MAX_NAME = 500
+MAX_ID = 500
 
 #: The type under which a message that is no Celery task is kept.
 PLAIN_MESSAGE = "kombu.message"
@@ -45,8 +45,8 @@ def to_new_job(queue: str, message: Mapping[str, Any]) -> NewJob:
     options = options if isinstance(options, Mapping) else {}
     task = str(headers.get("task") or PLAIN_MESSAGE)
     if is_task(message):
-        _check_id(task, headers["id"])
         _check_name(task, "type", task)
+        _check_id(task, headers["id"])
         _check_name(task, "queue", queue)
     return NewJob(
         id=_key(headers, leased) or str(properties["delivery_tag"]),
@@ -76,9 +76,9 @@ def _check_id(task: str, value: object) -> None:
 
 def _check_name(task: str, what: str, name: str) -> None:
     """Names stand in every line of the log and in every list: they may neither forge a line nor fill a screen."""
-    if len(name) > MAX_NAME or not name.isprintable():
+    if len(name) > MAX_ID or not name.isprintable():
         raise InvalidJob(
-            f'job type "{one_line(task, 200)}": its {what} must be up to {MAX_NAME} printable characters, '
+            f'job type "{one_line(task, 200)}": its {what} must be up to {MAX_ID} printable characters, '
             f"not {len(name)}: {one_line(name, 60)!r}"
         )
 

@@ -105,10 +105,9 @@ def _is_managed(held: HeldJob) -> bool:
 
 
 def _why_undecodable(message: Message) -> str | None:
-    if message.errors:  # it could not even be unpacked when it came
-        exc = message.errors[0][1]
-        return f"message cannot be decoded: {type(exc).__name__}: {exc}"[:500]
     try:
+        if message.errors:  # it could not even be unpacked when it came
+            raise message.errors[0][1]
         message.payload  # noqa: B018  (decoding is the effect; kombu caches it)
     except Exception as exc:
         return f"message cannot be decoded: {type(exc).__name__}: {exc}"[:500]

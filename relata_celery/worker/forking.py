@@ -20,17 +20,17 @@ PATIENCE_S = 5.0
 
 
 class _LogLocks:
-    """All log handlers' locks, held over a fork: nobody is inside a stream then."""
+    """Logging's own lock and all log handlers' locks, held over a fork: nobody is inside a stream then."""
 
     def __init__(self) -> None:
         self._held: list[Any] = []
 
     def take(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        # As logging.shutdown() goes: a handler that passes on to another was made after it.
-        for reference in reversed(list(logging._handlerList)):  # type: ignore[attr-defined]
-            handler = reference()
-            lock = getattr(handler, "lock", None)
+        # As logging.config and logging.shutdown() go: its own first; a handler that passes on to another was made
+        # after that one.
+        handlers = [reference() for reference in reversed(logging._handlerList)]  # type: ignore[attr-defined]
+        for lock in (logging._lock, *(handler.lock for handler in handlers if handler is not None)):  # type: ignore[attr-defined]
             if lock is not None and lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 self._held.append(lock)
 

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import asdict
 from time import sleep
 from typing import Any
@@ -69,23 +68,15 @@ class Leases(bootsteps.StartStopStep):
         """The connection in ``celery inspect stats``: Celery's own has the whole URI in it, with its password."""
         if consumer.connection is None:
             return {}
-        broker = {name: value for name, value in consumer.connection.info().items() if name != "password"}
-        return {"broker": _masked(broker)}
+        broker = consumer.connection.info()
+        shown = {"hostname": masked(broker["hostname"]), "alternates": [masked(url) for url in broker["alternates"]]}
+        return {"broker": {**broker, **shown, "password": None}}
 
     def stop(self, consumer: Any) -> None:
         """Also called on every reconnect: the leases go on."""
 
     def shutdown(self, consumer: Any) -> None:
         consumer.controller.relata.stop()
-
-
-def _masked(value: Any) -> Any:
-    """A value without the credentials of the URIs in it."""
-    if isinstance(value, Mapping):
-        return {name: _masked(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_masked(one) for one in value]
-    return masked(value) if isinstance(value, str) and "://" in value else value
 
 
 def wait_for_mongodb(stores: bootstrap.Stores) -> None:

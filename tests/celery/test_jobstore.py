@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, signals
-from pymongo import MongoClient
+from pymongo.database import Database
 
 import relata_celery
 from relata_celery import JobState, JobStore
@@ -81,11 +81,9 @@ CALLS: list[tuple[tuple[object, ...], dict[str, object]]] = [
 ]
 
 
-def _comparable(app: Celery, job_id: str) -> dict[str, Any]:
+def _comparable(database: Database[dict[str, Any]], job_id: str) -> dict[str, Any]:
     """A job's document without what no two jobs share."""
-    url = str(app.conf.broker_url).removeprefix("relata+")
-    with MongoClient[dict[str, Any]](url, tz_aware=True) as client:
-        found = client.get_default_database()["relata_jobs"].find_one({"_id": job_id})
+    found = database["relata_jobs"].find_one({"_id": job_id})
     assert found is not None
     message = found["message"]
     assert found.pop("_id") == found.pop("root_id") == job_id
@@ -97,7 +95,9 @@ def _comparable(app: Celery, job_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sensitive", [False, True])
-def test_a_call_repeated_in_bulk_is_stored_as_if_made_alone(app: Celery, sensitive: bool) -> None:
+def test_a_call_repeated_in_bulk_is_stored_as_if_made_alone(
+    app: Celery, database: Database[dict[str, Any]], sensitive: bool
+) -> None:
     @app.task(name="odd", shared=False, priority=3, queue="q", sensitive=sensitive, ignore_result=True)
     def odd(*args: object, **kwargs: object) -> None: ...
 
@@ -106,7 +106,7 @@ def test_a_call_repeated_in_bulk_is_stored_as_if_made_alone(app: Celery, sensiti
         repeated = [odd.apply_async(*call) for call in CALLS]
     for call, again in zip(CALLS, repeated, strict=True):
         alone = odd.apply_async(*call)
-        assert _comparable(app, again.id) == _comparable(app, alone.id)
+        assert _comparable(database, again.id) == _comparable(database, alone.id)
         assert (type(again), again.ignored) == (type(alone), alone.ignored)
 
 
@@ -138,6 +138,8 @@ def test_a_bad_call_in_bulk_is_refused_at_the_caller_like_any_other(app: Celery)
         mail.delay("a")
         with pytest.raises(TypeError):
             mail.delay("a", "too many")
+        with pytest.raises(TypeError, match="list or tuple"):
+            mail.apply_async("a")
         with pytest.raises(relata_celery.InvalidJob, match='"mail"'):
             mail.delay(object())
         mail.delay("b")
@@ -169,6 +171,7 @@ def test_a_duplicate_in_bulk_is_told_and_costs_no_other_job(app: Celery) -> None
         ({"serializer": "nope"}, "cannot be encoded"),
         ({"task_id": "one\n[2026-01-01] CRITICAL forged"}, "printable"),
         ({"task_id": "x" * 501}, "500"),
+        ({"compression": 5}, "compression is 5"),
         ({"queue": "two\x00lines"}, "queue"),
         ({"queue": "q" * 5000}, "queue"),
     ],

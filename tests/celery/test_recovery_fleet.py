@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,17 @@ def test_a_plain_tasks_soft_limit_holds_before_and_after_a_job_of_the_same_proce
         result = stage.app.tasks["recovery.plain_sleep"].apply_async((20,), soft_time_limit=1)
         assert result.get(timeout=30) == "soft limit"
         stage.wait_state(stage.send("work"), JobState.SUCCEEDED)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_the_workers_own_signals_stay_celerys(stage: Stage, pool: str) -> None:
+    worker = stage.worker("-P", pool, "-c", "1")
+    for _ in range(2):
+        stage.wait_state(stage.send("work"), JobState.SUCCEEDED)
+        before = worker.log.count("MainThread")
+        worker.signal(signal.SIGUSR1)  # Celery's: the stacks of all threads, into the log
+        wait_until(lambda: worker.log.count("MainThread") > before, 20, "the stacks are shown")  # noqa: B023
+    assert worker.terminate() == 0
 
 
 def test_an_autoscaled_pool_grows_with_the_jobs_that_wait(stage: Stage) -> None:

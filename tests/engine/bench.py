@@ -38,11 +38,8 @@ class Control:
     def failure_followups(self, error: ErrorInfo) -> tuple[Mapping[str, Any], ...]:
         return ()
 
-    def handed_over(self) -> bool:
-        return False
-
-    def may_wait(self) -> bool:
-        return False
+    def patience(self) -> float:
+        return 1
 
     def lease_extended(self, lease_deadline: float) -> None:
         self.lease_deadline = lease_deadline

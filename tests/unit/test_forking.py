@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: A thread is inside a line that the full pipe does not take; the process forks; the reader then empties the
 #: pipe. The child's own line can come only when it did not inherit the stream's lock as taken.
 PROGRAM = """
-import logging, os, sys, threading
+import logging, os, select, sys, threading, time
 from relata_celery.worker.forking import fork_between_log_lines
 
 reading, writing = os.pipe()
@@ -22,22 +22,15 @@ if sys.argv[1] == "guarded":
     fork_between_log_lines()
     fork_between_log_lines()
 
-def empty_later():
-    inside.wait()
-    threading.Event().wait(0.5)
+def empty_soon():
+    time.sleep(0.5)  # the fork comes first; with the guard it waits for this
     while os.read(reading, 65536):
         pass
 
-class Line:
-    def __str__(self):
-        inside.set()
-        return "x" * 300_000
-
-inside = threading.Event()
-threading.Thread(target=empty_later, daemon=True).start()
-threading.Thread(target=lambda: log.error(Line()), daemon=True).start()
-inside.wait()
-threading.Event().wait(0.2)
+threading.Thread(target=lambda: log.error("x" * 300_000), daemon=True).start()
+while select.select([], [writing], [], 0)[1]:
+    time.sleep(0.01)  # until the pipe is full, and the thread inside its line
+threading.Thread(target=empty_soon, daemon=True).start()
 child = os.fork()
 if child == 0:
     import signal
