@@ -98,12 +98,17 @@ class _Fleet:
         slots = GaugeMetricFamily(
             "relata_limit_slots_in_use", "Slots of a fleet-wide limit that are taken.", labels=["limit"]
         )
+        late = GaugeMetricFamily(
+            "relata_oldest_expired_lease_seconds", "How long the longest expired lease has waited for a reaper."
+        )
+        stats = Stats(self._stores.database)
         try:
-            for queue in Stats(self._stores.database).depths():
+            late.add_metric([], stats.oldest_expired_s())
+            for queue in stats.depths():
                 depth.add_metric([queue.queue, "queued"], queue.queued)
                 depth.add_metric([queue.queue, "running"], queue.running)
             for limit in self._stores.limits.list():
                 slots.add_metric([limit.name], limit.in_use)
         except StoreError as exc:
             logger.warning("metrics of the fleet are missing from this scrape: %s", exc)
-        return (depth, slots)
+        return (depth, slots, late)

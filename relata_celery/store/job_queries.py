@@ -279,6 +279,10 @@ def expired() -> Document:
     return {"state": RUNNING, "$expr": {"$lt": ["$lease.until", NOW]}}
 
 
+#: How long ago the lease of an expired job ran out.
+LATE_FIELDS: Mapping[str, Any] = {"_id": 0, "late_ms": {"$subtract": [NOW, "$lease.until"]}}
+
+
 def still_expired(documents: Iterable[Mapping[str, Any]]) -> Document:
     """The same jobs, each only if its lease has not been renewed or its fence moved since it was read."""
     return {**expired(), **by_fence((document["_id"], document.get("fence")) for document in documents)}

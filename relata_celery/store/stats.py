@@ -55,6 +55,18 @@ class Stats:
             expired = self._database.collection(COLLECTION).count_documents(queries.expired())
         return Totals(by_state, expired, self._count(queries.with_followups()))
 
+    def oldest_expired_s(self) -> float:
+        """How long the longest expired lease has waited for a reaper, in seconds by the server's clock (0: none).
+
+        More than a ``reap_period`` or two says that no worker takes jobs back.
+        """
+        dated = {**queries.expired(), "lease.until": {"$type": "date"}}  # by hand it may become anything
+        with translated():
+            found = self._database.collection(COLLECTION).find_one(
+                dated, queries.LATE_FIELDS, sort=[("lease.until", 1)]
+            )
+        return found["late_ms"] / 1000 if found else 0.0
+
     def by_type(self) -> dict[str, dict[JobState, int]]:
         """Jobs of every type by state. Reads every document: for a person, not for a timer."""
         counts: dict[str, dict[JobState, int]] = {}

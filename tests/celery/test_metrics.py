@@ -51,6 +51,7 @@ def test_a_scrape_tells_outcomes_durations_and_depths(database_uri: str, tmp_pat
     assert seen[("relata_job_duration_seconds_count", ("add",))] == 3
     assert seen[("relata_queue_depth", ("celery", "queued"))] >= 1
     assert seen[("relata_leases_expired_total", ())] == 0
+    assert seen[("relata_oldest_expired_lease_seconds", ())] == 0
 
 
 def test_a_taken_port_does_not_keep_the_worker_from_working(database_uri: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.waiting import wait_until
 from tests.workers import Worker
 
 POOLS = {"prefork": ("-c", "2", "--without-mingle"), "threads": ("-P", "threads", "-c", "2", "--without-mingle")}
-RECONNECTS = 30
+RECONNECTS = 50
 
 
 def reconnects(worker: Worker) -> int:

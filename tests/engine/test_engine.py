@@ -10,6 +10,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from pymongo.database import Database
 
 from relata_celery.domain.events import JobRefused, JobSettled
 from relata_celery.domain.job import ErrorClass, JobState
@@ -24,6 +25,7 @@ from relata_celery.domain.outcome import (
 )
 from relata_celery.engine.claiming import MAX_AHEAD_PER_SLOT
 from relata_celery.engine.held import StopReason
+from relata_celery.engine.reaping import BATCH as REAPED_AT_ONCE
 from tests.engine.bench import MESSAGE, Bench, Control
 from tests.waiting import wait_until
 
@@ -272,3 +274,15 @@ def test_the_slot_of_a_slow_attempt_that_gave_up_by_itself_is_free(bench: Callab
         assert b.service.end(held, LeaseForfeited("its own clock said that the lease was over"), 5.0)
     assert b.service.held.occupying == 0
     wait_until(lambda: len(b.delivered) >= 3, message="the next is claimed")
+
+
+def test_one_round_of_the_reaper_takes_back_however_many_there_are_of_types_nobody_knows(
+    database_uri: str, database: Database[dict[str, Any]]
+) -> None:
+    b = Bench(database_uri)
+    count = 2 * REAPED_AT_ONCE + 50
+    b.publish(*(f"{n}" for n in range(count)))
+    assert len(b.jobs.claim(["q"], count, "gone", 0.0)) == count
+    b.service.reaper.step()
+    states = {row["_id"]: row["count"] for row in database["relata_jobs"].aggregate([{"$sortByCount": "$state"}])}
+    assert states == {"queued": count}

@@ -202,3 +202,15 @@ def test_counts_by_queue_state_and_type(jobs: Jobs, store: Database) -> None:
     assert stats.by_type()["b"] == {JobState.QUEUED: 1}
     edit(store, "old", type=None)
     assert stats.by_type()
+
+
+def test_the_oldest_expired_lease_is_told_by_the_servers_clock(jobs: Jobs, store: Database) -> None:
+    assert Stats(store).oldest_expired_s() == 0.0
+    for days in (1, 91):
+        job = claimed(jobs)
+        until = store.clock.now() - timedelta(days=days)
+        edit(store, job.claim.id, lease={"owner": "gone", "until": until})
+    edit(store, claimed(jobs).claim.id, lease={"owner": "gone", "until": 5})  # it sorts first, and says nothing
+    assert timedelta(days=91).total_seconds() <= Stats(store).oldest_expired_s() < timedelta(days=92).total_seconds()
+    assert len(jobs.reap(10, None)) == 3
+    assert Stats(store).oldest_expired_s() == 0.0
