@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from time import monotonic, time
-from typing import Any
+from typing import Any, NamedTuple
 
 from billiard.einfo import ExceptionWithTraceback
 from celery import current_app
@@ -60,8 +60,7 @@ _MAY_WORK_LATER = (StoreError, OperationalError, OSError)
 DETACHED_LEASE_S = 86_400.0
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(NamedTuple):
     """What the parent tells the executing process about the attempt. Plain values: it is pickled."""
 
     job_id: str

@@ -60,7 +60,7 @@ class Stores:
     limits: Limits
 
     def watch_jobs(self, claimer: Claimer) -> Watch:
-        """A change stream that tells this claimer of jobs, and rests while it has more than it can take."""
+        """A change stream that tells this claimer of jobs."""
 
         def on_change(change: Change) -> None:
             if change.id is None:
@@ -72,9 +72,7 @@ class Stores:
             else:
                 claimer.added(change.id, (change.run_at - self.database.clock.now()).total_seconds())
 
-        watch = Watch.jobs(self.database, lambda: claimer.queues, on_change)
-        claimer.on_busy = lambda busy: watch.rest() if busy else watch.resume()
-        return watch
+        return Watch.jobs(self.database, lambda: claimer.queues, on_change)
 
     def watch_mailboxes(self, queues: Callable[[], set[str]], on_change: OnChange) -> Watch:
         return Watch.mailboxes(self.database, queues, on_change)

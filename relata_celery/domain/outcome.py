@@ -17,8 +17,17 @@ from typing import Any, Union
 from .job import AttemptOutcome, Claim, ErrorClass, JobState
 
 
+class _Plain:
+    """Made anew from its fields in another process, which takes half the time that dataclasses take for it."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), tuple([getattr(self, name) for name in self.__slots__])
+
+
 @dataclass(frozen=True, slots=True)
-class ErrorInfo:
+class ErrorInfo(_Plain):
     """A failure in plain values, already capped and redacted.
 
     ``text`` is what may be shown and stored. ``exception`` and ``module`` name the exception's type;
@@ -35,7 +44,7 @@ class ErrorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(_Plain):
     """A return value as it is stored: ``body`` is text (JSON by default) or bytes."""
 
     content_type: str
@@ -44,7 +53,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Succeeded:
+class Succeeded(_Plain):
     """The handler returned. ``ignored`` when it raised Celery's ``Ignore``: done, no result to keep.
 
     ``replaced`` when it put a workflow in its place, of which the last step will be published under the
@@ -59,7 +68,7 @@ class Succeeded:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(_Plain):
     """The attempt failed with ``error``; its class and the attempts left decide what follows.
 
     ``followups`` are published only if the failure is final. ``retry_on_timeout`` says whether this
@@ -74,7 +83,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class RetryRequested:
+class RetryRequested(_Plain):
     """The handler asked to be run again (Celery's ``self.retry``), after ``delay_s`` seconds.
 
     ``message`` replaces the stored one when the handler changed arguments or headers.
@@ -92,7 +101,7 @@ class RetryRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class Snoozed:
+class Snoozed(_Plain):
     """The job is put back for ``delay_s`` seconds without spending an attempt (rate limits)."""
 
     delay_s: float
@@ -101,7 +110,7 @@ class Snoozed:
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class Replaced(_Plain):
     """The handler put another task in its place under the same id (Celery's ``self.replace``)."""
 
     message: Mapping[str, Any]
@@ -109,7 +118,7 @@ class Replaced:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(_Plain):
     """The process that ran the attempt died. Transient; the first loss is rerun at once."""
 
     reason: str
@@ -118,7 +127,7 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class Released(_Plain):
     """The attempt is given back uncounted: it never began, or a draining worker could not end it."""
 
     reason: str
@@ -126,7 +135,7 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(_Plain):
     """Stopped by a person (revoke, expiry) while this worker held it."""
 
     reason: str
@@ -134,7 +143,7 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseForfeited:
+class LeaseForfeited(_Plain):
     """The attempt stopped because its lease was lost: nothing may be written for it."""
 
     reason: str

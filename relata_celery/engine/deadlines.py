@@ -60,7 +60,7 @@ class Deadlines(Background):
         return 1.0 if self._dormant else TICK_S
 
     def _interrupt(self, held: HeldJob, reason: StopReason) -> None:
-        if held.interrupted is None and held.control is not None:
+        if held.interrupted is None:
             held.interrupted = reason
             held.control.interrupt(reason)
 
@@ -73,9 +73,9 @@ class Deadlines(Background):
             "relata_celery.domain.errors",
         )
         self._interrupt(held, StopReason.TIMEOUT)  # of use where nothing can be killed: it may still listen
-        followups = () if held.control is None else held.control.failure_followups(error)
-        if held.control is not None:
-            held.control.kill()
+        control = held.control
+        followups = control.failure_followups(error)
+        control.kill()
         self._settler.settle(
             held,
             Failed(error, followups, retry_on_timeout=held.retry_on_timeout, duration_ms=int(ran_s * 1000)),

@@ -88,10 +88,8 @@ class Drain:
             self._give_back(held, "the worker was draining and the job did not end in time")
         self._settler.flush(FLUSH_S)
         for held in left:
-            if held.control is not None:
-                held.control.kill()
+            held.control.kill()
 
     def _give_back(self, held: HeldJob, reason: str) -> None:
-        if held.control is not None:
-            held.control.interrupt(StopReason.DRAINED)
+        held.control.interrupt(StopReason.DRAINED)
         self._settler.settle(held, Released(reason))

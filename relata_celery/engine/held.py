@@ -8,6 +8,7 @@ outcome that waits for MongoDB to come back keeps its lease meanwhile.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from enum import Enum
 from time import monotonic
@@ -46,6 +47,28 @@ class AttemptControl(Protocol):
         """Tell the attempt the monotonic time until which its lease now holds."""
 
 
+class _Nobody:
+    """In place of a control that is not there: nothing runs, so there is nobody to be told."""
+
+    def interrupt(self, reason: StopReason) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def failure_followups(self, error: ErrorInfo) -> tuple[Mapping[str, Any], ...]:
+        return ()
+
+    def patience(self) -> float:
+        return 1
+
+    def lease_extended(self, lease_deadline: float) -> None:
+        pass
+
+
+NOBODY: AttemptControl = _Nobody()
+
+
 class Phase(Enum):
     RESERVED = 1
     RUNNING = 2
@@ -56,7 +79,8 @@ class HeldJob:
     """One held claim. Changed under :class:`Held`'s lock only, but for its seam's own fields."""
 
     __slots__ = (
-        "control",
+        "_control",
+        "adopted",
         "ended",
         "hard_deadline",
         "interrupted",
@@ -77,7 +101,9 @@ class HeldJob:
         self.phase = Phase.RESERVED
         self.reserved_at = monotonic()
         self.lease_deadline = lease_deadline
-        self.control: AttemptControl | None = None
+        #: Whether a seam took responsibility for the attempt: then its end is the engine's to write.
+        self.adopted = False
+        self._control: Callable[[], AttemptControl | None] = lambda: None
         self.started_at: float | None = None
         self.soft_deadline: tuple[float, StopReason] | None = None
         self.hard_deadline: float | None = None
@@ -94,6 +120,17 @@ class HeldJob:
     @property
     def claim(self) -> Claim:
         return self.job.claim
+
+    @property
+    def control(self) -> AttemptControl:
+        """The seam's hold on the attempt, for as long as the seam itself has it; then, and before, nobody.
+
+        A weak reference: with a strong one each job would be a cycle, left to the garbage collector.
+        """
+        return self._control() or NOBODY
+
+    def adopt(self, control: AttemptControl) -> None:
+        self.adopted, self._control = True, weakref.ref(control)
 
 
 class Held:

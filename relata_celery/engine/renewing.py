@@ -75,8 +75,7 @@ class Renewer(Background):
                 loss = losses.get(held.claim)
                 if loss is None:
                     held.lease_deadline = sent_at + self._lease_s
-                    if held.control is not None:
-                        held.control.lease_extended(held.lease_deadline)
+                    held.control.lease_extended(held.lease_deadline)
                 elif held.phase is not Phase.SETTLING:
                     gone += 1
                     reason = StopReason.CANCELLED if loss.cancelled else StopReason.LEASE_LOST
@@ -88,8 +87,8 @@ class Renewer(Background):
 
     def _give_back_forgotten(self, now: float) -> None:
         for held in self._held.snapshot(lambda held: held.phase is Phase.RESERVED):
-            control, reserved_s = held.control, now - held.reserved_at
-            if control is None or reserved_s <= self._lease_s * control.patience():
+            reserved_s = now - held.reserved_at
+            if not held.adopted or reserved_s <= self._lease_s * held.control.patience():
                 continue
             if self._give_back(held, "it lay in the worker for longer than a lease and did not begin"):
                 logger.warning("job %s was given back: reserved for %.0f s and not begun", held.claim.id, reserved_s)

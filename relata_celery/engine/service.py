@@ -156,7 +156,7 @@ class LeaseService:
         retry_on_timeout: bool = False,
     ) -> None:
         """Take responsibility for telling this claim's executor about its lease."""
-        held.control = control
+        held.adopt(control)
         held.retry_on_timeout = retry_on_timeout
         if max_attempts is not None:
             held.max_attempts = max_attempts
@@ -179,9 +179,10 @@ class LeaseService:
             held.hard_deadline = started_at + hard_s
         self.held.begin(held, started_at)
         begun = held.phase is Phase.RUNNING
-        if not begun and held.control is not None:
-            held.control.interrupt(held.interrupted or StopReason.DRAINED)
-            self.deadlines.doom(held.control)
+        if not begun:
+            control = held.control
+            control.interrupt(held.interrupted or StopReason.DRAINED)
+            self.deadlines.doom(control)
         self.deadlines.wake_if_idle()
         return begun
 
@@ -243,8 +244,7 @@ class LeaseService:
         """
         if held.phase is not Phase.RESERVED:
             return False
-        if held.control is not None:
-            held.control.interrupt(StopReason.DRAINED)
+        held.control.interrupt(StopReason.DRAINED)
         return self.settle(held, Released(reason))
 
     def hold(self, job: ClaimedJob, lease_deadline: float) -> HeldJob | None:
@@ -265,9 +265,8 @@ class LeaseService:
         """Interrupt an attempt whose end is already decided, and kill it if it goes on regardless."""
         if held.interrupted is None:
             held.interrupted = reason
-            if held.control is not None:
-                held.control.interrupt(reason)
-        if held.control is not None and held.started_at is not None:
+            held.control.interrupt(reason)
+        if held.started_at is not None:
             self.deadlines.doom(held.control)
 
     def running(self) -> list[HeldJob]:

@@ -192,9 +192,8 @@ class Settler(Background):
         settlement = entry.settlement
         if entry.original is None:
             error = ErrorInfo(ErrorClass.PERMANENT, clean(verdict.reason or ""), "StoreError", StoreError.__module__)
-            control = entry.held.control
-            followups = () if control is None else control.failure_followups(error)
-            failed = Failed(error, tuple(followups), settlement.duration_ms, final=True)
+            followups = entry.held.control.failure_followups(error)
+            failed = Failed(error, followups, settlement.duration_ms, final=True)
             return replace(entry, settlement=self._decide(entry.held, failed), original=settlement)
         if settlement.followups:
             less = replace(settlement, followups=())

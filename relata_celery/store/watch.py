@@ -140,13 +140,15 @@ class Watch:
         self._refreshing = True
         self._interrupt()
 
-    def rest(self) -> None:
-        """Close the stream at the next change or within five seconds: until :meth:`resume` none is needed."""
-        self._awake.clear()
+    def rest(self, resting: bool) -> None:
+        """Close the stream, at the next change or within five seconds; or open it again.
 
-    def resume(self) -> None:
-        """Open the stream again after a :meth:`rest`; ``on_change`` is told to look when it is open."""
-        self._awake.set()
+        ``on_change`` is told to look when it is open.
+        """
+        if resting:
+            self._awake.clear()
+        else:
+            self._awake.set()
 
     def _interrupt(self) -> None:
         """Have the server end the request that the watching thread waits in.

@@ -49,6 +49,12 @@ class MailReader(Background):
             self._watch.refresh()
         self.wake()
 
+    def rest(self, resting: bool) -> None:
+        """Have the change stream rest, and poll; or open it again."""
+        if self._watch is not None:
+            self._watch.rest(resting)
+        self.wake()
+
     def stop(self, timeout_s: float = 2.0) -> None:
         if self._watch is not None:
             self._watch.stop()

@@ -101,7 +101,7 @@ class QoS:
 
 def _is_managed(held: HeldJob) -> bool:
     """Whether a leased request has taken this job: then the engine alone writes its end."""
-    return held.control is not None
+    return held.adopted
 
 
 def _why_undecodable(message: Message) -> str | None:

@@ -266,6 +266,11 @@ class Transport(virtual.Transport):
             self.stores.mailboxes.touch(queues, max(known, default=60.0))
         return list(self.stores.mailboxes.take(queues, 1000))
 
+    def rest_mail(self, resting: bool) -> None:
+        """Poll for mail, without the change stream, or with it again."""
+        if self._mail is not None:
+            self._mail.rest(resting)
+
     @property
     def listening(self) -> list[str]:
         return list(self._listening)
@@ -293,7 +298,7 @@ class Transport(virtual.Transport):
             logger.exception("a message of %r could not be handled", queue)
             return
         logger.error("job %s could not be handled: %s: %s", held.claim.id, type(exc).__name__, exc)
-        if held.control is None:
+        if not held.adopted:
             self.lease_service.settle(held, _unreadable(exc))
         else:  # its request was made, so the message is sound: it is the pool that did not take it
             text = f"the worker's pool did not take the job: {type(exc).__name__}"

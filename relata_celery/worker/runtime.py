@@ -65,8 +65,9 @@ class WorkerRuntime:
         self._transport = transport
         if not self._started:
             self._started = True
-            self.service.start()
             self._watch = self.stores.watch_jobs(self.service.claimer)
+            self.service.claimer.on_busy = self._on_busy
+            self.service.start()
             self._watch.start()
             self._serve_metrics()
         if self.settings.workers_enabled:
@@ -85,6 +86,13 @@ class WorkerRuntime:
         pool = self._controller.pool
         if pool.uses_semaphore:
             self._process_look = hub.call_repeatedly(PROCESS_LOOK_S, pool.maintain_pool)
+
+    def _on_busy(self, busy: bool) -> None:
+        """An open change stream has the server look at each of our many writes: with enough to do, poll."""
+        if self._watch is not None:
+            self._watch.rest(busy)
+        if self._transport is not None:
+            self._transport.rest_mail(busy)
 
     def _on_shutting_down(self, **kwargs: Any) -> None:
         """Sent from the signal's handler, also while a solo worker's loop is inside a job."""

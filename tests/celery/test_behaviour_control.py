@@ -70,6 +70,23 @@ def test_a_full_worker_answers(full: Full) -> None:
     wait_until(lambda: site.jobs.count_documents({"state": "running"}) == 2, timeout=60)
 
 
+def test_a_worker_with_more_than_enough_to_do_polls_for_its_mail_and_answers(full: Full) -> None:
+    site = full.site
+    wait_until(lambda: streams(site) == [], timeout=60, message="its change streams rest")
+    assert answer(site, "ping") == {"ok": "pong"}
+    full.release()
+    wait_until(lambda: set(streams(site)) == {"relata_jobs", "relata_mailboxes"}, timeout=60, message="they are back")
+
+
+def streams(site: Site) -> list[str]:
+    """The collections that change streams are open on, those of this test's clients left out."""
+    pipeline = [
+        {"$currentOp": {"idleCursors": True, "allUsers": True}},
+        {"$match": {"cursor.tailable": True, "ns": {"$regex": f"^{site.database.name}\\."}}},
+    ]
+    return [operation["ns"].partition(".")[2] for operation in site.database.client.admin.aggregate(pipeline)]
+
+
 def test_stats_show_how_the_engine_fares(site: Site) -> None:
     site.works(2)
     parts = answer(site, "stats")["relata"]

@@ -233,7 +233,8 @@ def test_what_a_failure_calls_for_is_dropped_aloud_where_it_cannot_be_stored_eit
 ) -> None:
     b = bench()
     held = b.hold("a")
-    b.service.adopt(held, Calling({"queue": "q", "message": {"body": "x" * 17_000_000}}))
+    control = Calling({"queue": "q", "message": {"body": "x" * 17_000_000}})  # the engine alone would forget it
+    b.service.adopt(held, control)
     with caplog.at_level(logging.ERROR, "relata_celery"):
         assert b.settle(held, Succeeded(TOO_LARGE)).accepted
     assert b.state("a") is JobState.FAILED

@@ -302,15 +302,15 @@ def test_a_watch_that_rests_has_no_stream_and_looks_once_when_it_goes_on(
     watching: Any, database: Raw, mongo_client: pymongo.MongoClient[Any], heard: Heard
 ) -> None:
     watch = watching("jobs", {"default"})
-    watch.rest()
+    watch.rest(True)
     wait_until(lambda: not watch.healthy, timeout=7, message="the stream is closed")
     wait_until(lambda: _kill_streams(mongo_client, database.name) == 0, message="the server has none")
     database["relata_jobs"].insert_one({"queue": "default"})
     heard.clear()
-    watch.resume()
+    watch.rest(False)
     wait_until(lambda: heard.names == [set()], timeout=5, message="its owner is told to look")
     database["relata_jobs"].insert_one({"queue": "default"})
     wait_until(lambda: {"default"} in heard.names, timeout=5, message="inserts are heard of again")
-    watch.rest()
+    watch.rest(True)
     watch.stop()
     watch.stop()
