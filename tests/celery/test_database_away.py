@@ -81,17 +81,31 @@ def test_without_a_timeout_the_caller_is_told(app: Celery, server: Mongod) -> No
 
 
 def test_a_batch_that_cannot_be_written_is_kept_for_the_end_of_the_block(app: Celery, server: Mongod) -> None:
-    ids = [f"job-{n}" for n in range(3)]
+    ids = [f"job-{n}" for n in range(5)]
     with bulk(batch=2):
         app.tasks["work"].apply_async(task_id=ids[0])
         server.kill()
-        with pytest.raises(OperationalError, match="2 jobs published in bulk.. are not written yet") as caught:
-            app.tasks["work"].apply_async(task_id=ids[1])
+        for job_id in ids[1:3]:
+            app.tasks["work"].apply_async(task_id=job_id)
+        with pytest.raises(OperationalError, match="4 jobs published in bulk.. are not written yet") as caught:
+            app.tasks["work"].apply_async(task_id=ids[3])
         assert isinstance(caught.value, BulkNotWritten)
-        assert caught.value.job_ids == tuple(ids[:2])
+        assert caught.value.job_ids == tuple(ids[:4])
         server.start()
-        app.tasks["work"].apply_async(task_id=ids[2])
+        app.tasks["work"].apply_async(task_id=ids[4])
     assert written(server) == set(ids)
+
+
+def test_a_block_ended_by_an_error_keeps_the_batch_that_was_on_its_way(
+    app: Celery, server: Mongod, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = [f"job-{n}" for n in range(3)]
+    with caplog.at_level(logging.WARNING, "relata_celery"), pytest.raises(ZeroDivisionError), bulk(batch=2):
+        for job_id in ids:
+            app.tasks["work"].apply_async(task_id=job_id)
+        raise ZeroDivisionError
+    assert "ended by ZeroDivisionError: 1 jobs" in caplog.text
+    assert written(server) == set(ids[:2])
 
 
 def test_the_end_of_a_block_names_what_is_not_written(app: Celery, server: Mongod) -> None:

@@ -12,6 +12,7 @@ from pymongo.database import Database
 import relata_celery
 from relata_celery import JobState, JobStore
 from relata_celery.domain.errors import ConfigurationError
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_jobs_published_in_bulk_are_written_when_the_block_ends(app: Celery) -> 
     mail = app.tasks["mail"]
     with relata_celery.bulk(batch=10):
         results = [mail.delay(str(number)) for number in range(25)]
-        assert len(store.find(limit=100)) == 20
+        wait_until(lambda: len(store.find(limit=100)) == 20, message="two batches are written")
         with pytest.raises(relata_celery.InvalidJob, match="mail"):
             mail.delay("\ud800")
     assert {job.id for job in store.find(limit=100)} == {result.id for result in results}
