@@ -11,11 +11,12 @@ harmless. Only a block that ends with an error gives up what is not written, and
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -47,12 +48,11 @@ class BulkNotWritten(OperationalError, EnqueueError):
 
 @dataclass(slots=True)
 class _Line:
-    """The jobs of one database that wait, and the first of them that are being written meanwhile."""
+    """The jobs of one database that wait. The first batch of them is being written while ``written`` is there."""
 
     store: Jobs
     waiting: list[Prepared] = field(default_factory=list)
     written: Future[Any] | None = None
-    sent: int = 0
 
 
 class Bulk:
@@ -79,18 +79,18 @@ class Bulk:
             line = self._lines[store.database.uri] = _Line(store)
         line.waiting.append(prepared)
         self.newest = (store, job)
-        if len(line.waiting) - line.sent >= self._batch:
+        if len(line.waiting) % self._batch == 0:
             self._land(line, "yet; they are kept for the next write")
-            self._send(line)
+            self._launch(line)
 
     def close(self) -> None:
         """Write what waits. Raises BulkNotWritten, or the first DuplicateJob."""
+        outlook = "and the block has ended"
         try:
             for line in self._lines.values():
+                self._land(line, outlook)
                 while line.waiting:
-                    if line.written is None:
-                        self._send(line)
-                    self._land(line, "and the block has ended")
+                    self._write(line, partial(line.store.insert, line.waiting[: self._batch]), outlook)
         finally:
             self._end()
         if self._duplicates:
@@ -99,10 +99,8 @@ class Bulk:
     def give_up(self) -> int:
         """Write no more; how many jobs are not written."""
         for line in self._lines.values():
-            try:
-                self._land(line, "")
-            except BulkNotWritten:
-                pass
+            with suppress(BulkNotWritten):
+                self._land(line, "as the block was ended")
         self._end()
         return sum(len(line.waiting) for line in self._lines.values())
 
@@ -110,27 +108,29 @@ class Bulk:
         if self._writer is not None:
             self._writer.shutdown()
 
-    def _send(self, line: _Line) -> None:
+    def _launch(self, line: _Line) -> None:
+        """Begin to write the first batch."""
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, "relata-bulk")
         batch = line.waiting[: self._batch]
-        line.sent, line.written = len(batch), self._writer.submit(copy_context().run, line.store.insert, batch)
+        line.written = self._writer.submit(copy_context().run, line.store.insert, batch)
 
     def _land(self, line: _Line, outlook: str) -> None:
-        """Wait for what was sent: it is written, or waits again."""
-        if line.written is None:
-            return
-        written, sent = line.written, line.sent
+        """Wait until the batch that is on its way is written."""
+        if line.written is not None:
+            written, line.written = line.written, None
+            self._write(line, written.result, outlook)
+
+    def _write(self, line: _Line, write: Callable[[], object], outlook: str) -> None:
+        """The first batch is written by this, or waits on."""
         try:
-            written.result()
+            write()
         except DuplicateJob as exc:  # the others of the batch were written
             self._duplicates.append(exc)
         except StoreError as exc:
-            line.written, line.sent = None, 0
             ids = tuple(one.job.id for other in self._lines.values() for one in other.waiting)
             raise BulkNotWritten(ids, exc, outlook) from exc
-        line.written, line.sent = None, 0
-        del line.waiting[:sent]
+        del line.waiting[: self._batch]
 
 
 @contextmanager

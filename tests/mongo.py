@@ -278,3 +278,12 @@ def with_database(uri: str, name: str) -> str:
     if "@" in hosts and "authsource" not in query.lower():
         options.append(f"authSource={old_name or 'admin'}")
     return f"{scheme}://{hosts}/{name}" + ("?" + "&".join(options) if options else "")
+
+
+def open_streams(client: pymongo.MongoClient[Any], database_name: str) -> list[dict[str, Any]]:
+    """The server's cursors of change streams on this database, as ``$currentOp`` shows them."""
+    pipeline: list[dict[str, Any]] = [
+        {"$currentOp": {"idleCursors": True, "allUsers": True}},
+        {"$match": {"cursor.tailable": True, "ns": {"$regex": f"^{database_name}\\."}}},
+    ]
+    return list(client.admin.aggregate(pipeline))

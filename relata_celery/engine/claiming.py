@@ -86,6 +86,8 @@ class Claimer(Background):
         super().__init__(random=random)
         #: Told True when for a while there were more jobs than room, and False when that is over.
         self.on_busy: Callable[[bool], None] = lambda busy: None
+        #: Told, on the claimer's thread, that the queues are others than before.
+        self.on_queues: Callable[[], None] = lambda: None
         self._gate = gate
         self._queue = queue
         self._held = held
@@ -98,6 +100,7 @@ class Claimer(Background):
         self._deliver = deliver
         self._on_lost = on_lost
         self._queues: tuple[str, ...] = ()
+        self._told_queues: tuple[str, ...] = ()
         self._queues_lock = threading.Lock()
         self._draining = False
         self._due_at: float | None = None
@@ -206,6 +209,9 @@ class Claimer(Background):
         if self._draining:
             self._return_slots()
             return None
+        if self._told_queues != self._queues:
+            self._told_queues = self._queues
+            self.on_queues()
         asked, self._asked = self._asked, False
         now = monotonic()
         look_at, heard = self._next_look()

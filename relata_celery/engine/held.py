@@ -66,7 +66,11 @@ class _Nobody:
         pass
 
 
-NOBODY: AttemptControl = _Nobody()
+_NOBODY: AttemptControl = _Nobody()
+
+
+def _no_control() -> AttemptControl | None:
+    return None
 
 
 class Phase(Enum):
@@ -103,7 +107,7 @@ class HeldJob:
         self.lease_deadline = lease_deadline
         #: Whether a seam took responsibility for the attempt: then its end is the engine's to write.
         self.adopted = False
-        self._control: Callable[[], AttemptControl | None] = lambda: None
+        self._control: Callable[[], AttemptControl | None] = _no_control
         self.started_at: float | None = None
         self.soft_deadline: tuple[float, StopReason] | None = None
         self.hard_deadline: float | None = None
@@ -127,9 +131,10 @@ class HeldJob:
 
         A weak reference: with a strong one each job would be a cycle, left to the garbage collector.
         """
-        return self._control() or NOBODY
+        return self._control() or _NOBODY
 
     def adopt(self, control: AttemptControl) -> None:
+        """Let this control be told about the attempt. It is the caller's to keep."""
         self.adopted, self._control = True, weakref.ref(control)
 
 

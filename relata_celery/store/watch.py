@@ -38,8 +38,6 @@ logger = logging.getLogger("relata_celery")
 
 #: One request in this time when nothing happens.
 AWAIT_S = 5.0
-#: While the set of queues is young it is likely to grow: look at it more often for a while.
-SETTLING_S, SETTLING_AWAIT_S = 10.0, 0.5
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 #: "only supported on replica sets", unknown stage, unknown command: other servers' words for "never".
 _NO_CHANGE_STREAMS = frozenset({40573, 40324, 59, 115, 303})
@@ -86,7 +84,6 @@ class Watch:
         self._refreshing = False
         self._cursor_id: int | None = None
         self._followed: frozenset[str] = frozenset()
-        self._settled_at = 0.0
         self._healthy = False
         self._available = True
 
@@ -110,14 +107,15 @@ class Watch:
         """False once the server was found to have no change streams; the watch has ended then."""
         return self._available
 
-    def start(self) -> None:
-        """Begin to watch; returns at once. A second call, or one after ``stop``, does nothing."""
+    def start(self) -> bool:
+        """Begin to watch; returns at once. A second call, or one after ``stop``, does nothing and says False."""
         with self._lock:
             if self._thread is not None or self._stopping.is_set():
-                return
+                return False
             name = f"relata-watch-{self._collection}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
+            return True
 
     def stop(self, timeout_s: float = 0.2) -> None:
         """End the watch; waits ``timeout_s`` for its thread. May be called at any time, and again.
@@ -211,19 +209,15 @@ class Watch:
         return None
 
     def _open(self) -> CommandCursor[Document]:
-        queues = frozenset(self._queues())
-        if queues != self._followed:
-            self._followed = queues
-            self._settled_at = time.monotonic() + SETTLING_S
+        self._followed = frozenset(self._queues())
         cursor: CommandCursor[Document] = self._target()[self._collection].aggregate(
-            _pipeline(queues, updates=self._updates), maxAwaitTimeMS=int(self._await_s() * 1000)
+            _pipeline(self._followed, updates=self._updates), maxAwaitTimeMS=int(self._await_s() * 1000)
         )
         self._cursor_id = cursor.cursor_id
         return cursor
 
     def _follow(self, cursor: CommandCursor[Document]) -> None:
-        """Report until the stream should be opened anew: asked to, other queues, other waiting time."""
-        settling = self._settling()
+        """Report until the stream should be opened anew: asked to, or for other queues."""
         self._healthy = True
         self._report(Change())
         while self._awake.is_set() and not self._stopping.is_set() and not self._refreshing:
@@ -234,7 +228,7 @@ class Watch:
                 self._report(_read(event))
             elif not cursor.alive:
                 raise _StreamEnded("the server closed the change stream")
-            elif settling != self._settling() or frozenset(self._queues()) != self._followed:
+            elif frozenset(self._queues()) != self._followed:
                 return
 
     def _report(self, change: Change) -> None:
@@ -243,14 +237,10 @@ class Watch:
         except Exception:
             logger.exception("a listener to changes of %s failed", self._collection)
 
-    def _settling(self) -> bool:
-        return time.monotonic() < self._settled_at
-
     def _await_s(self) -> float:
         """How long one request waits: less than the socket does, whatever time-out its URI gave it."""
         socket_timeout_s = self._database.client.options.pool_options.socket_timeout
-        wanted = SETTLING_AWAIT_S if self._settling() else AWAIT_S
-        return min(wanted, socket_timeout_s / 2) if socket_timeout_s else wanted
+        return min(AWAIT_S, socket_timeout_s / 2) if socket_timeout_s else AWAIT_S
 
     def _target(self) -> pymongo.database.Database[Document]:
         return self._database.client.get_default_database(DEFAULT_DATABASE).with_options(

@@ -26,6 +26,7 @@ class MailReader(Background):
         super().__init__(random=random)
         self._transport = transport
         self._watch: Watch | None = None
+        self._resting = False
 
     def step(self) -> float | None:
         if not self._transport.listening:
@@ -34,6 +35,7 @@ class MailReader(Background):
             self._watch = self._transport.stores.watch_mailboxes(
                 lambda: set(self._transport.listening), lambda _change: self.wake()
             )
+            self._watch.rest(self._resting)
             self._watch.start()
         messages = self._transport.take_mail()
         self.answered()
@@ -51,6 +53,7 @@ class MailReader(Background):
 
     def rest(self, resting: bool) -> None:
         """Have the change stream rest, and poll; or open it again."""
+        self._resting = resting
         if self._watch is not None:
             self._watch.rest(resting)
         self.wake()

@@ -19,7 +19,6 @@ from relata_celery.domain.outcome import Released
 from relata_celery.engine.held import HeldJob
 from relata_celery.following import StoredFailures
 from relata_celery.request import LeasedRequest
-from relata_celery.store.watch import Watch
 from relata_celery.transport.envelope import followup_to_job
 
 logger = logging.getLogger("relata_celery")
@@ -41,7 +40,7 @@ class WorkerRuntime:
         self.board = Board(inherited=forks)
         self._controller = controller
         self._transport: Any = None
-        self._watch: Watch | None = None
+        self._busy = False
         self._listeners: list[Callable[[Event], None]] = [bootstrap.log_event]
         self._process_look: Any = None
         self._started = False
@@ -57,6 +56,7 @@ class WorkerRuntime:
             emit=self._emit,
             on_overrun=self._overrun,
         )
+        self._watch = self.stores.watch_jobs(self.service.claimer)
         bootstrap.bind_worker(app, self)
         worker_shutting_down.connect(self._on_shutting_down)
 
@@ -65,15 +65,15 @@ class WorkerRuntime:
         self._transport = transport
         if not self._started:
             self._started = True
-            self._watch = self.stores.watch_jobs(self.service.claimer)
             self.service.claimer.on_busy = self._on_busy
+            self.service.claimer.on_queues = self._on_queues
             self.service.start()
-            self._watch.start()
             self._serve_metrics()
         if self.settings.workers_enabled:
             transport.attach(self.service, self._knows_type)
         else:
             logger.warning("relata_workers_enabled is false: this worker answers, and consumes nothing")
+        transport.rest_mail(self._busy)
 
     def watch_processes(self, hub: Any) -> None:
         """Have the death of a pool process noticed soon; called again after each reconnect.
@@ -89,10 +89,13 @@ class WorkerRuntime:
 
     def _on_busy(self, busy: bool) -> None:
         """An open change stream has the server look at each of our many writes: with enough to do, poll."""
-        if self._watch is not None:
-            self._watch.rest(busy)
-        if self._transport is not None:
-            self._transport.rest_mail(busy)
+        self._busy = busy
+        self._watch.rest(busy)
+        self._transport.rest_mail(busy)
+
+    def _on_queues(self) -> None:
+        if not self._watch.start():
+            self._watch.refresh()
 
     def _on_shutting_down(self, **kwargs: Any) -> None:
         """Sent from the signal's handler, also while a solo worker's loop is inside a job."""
@@ -107,8 +110,7 @@ class WorkerRuntime:
 
     def stop(self) -> None:
         """After the pool has stopped: write what is left, end the threads."""
-        if self._watch is not None:
-            self._watch.stop()
+        self._watch.stop()
         if self._started:
             self.service.stop()
         self.board.close()

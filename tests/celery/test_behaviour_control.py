@@ -10,9 +10,11 @@ import pytest
 from celery import states
 from celery.result import AsyncResult
 
-from tests.celery.behaviour import POOLS, Site, Sites
+from tests.celery.behaviour import APP, POOLS, Site, Sites
 from tests.celery.test_behaviour_errors import captured_events, wait_event
+from tests.mongo import open_streams
 from tests.waiting import wait_until
+from tests.workers import running_worker
 
 
 class Full:
@@ -79,12 +81,24 @@ def test_a_worker_with_more_than_enough_to_do_polls_for_its_mail_and_answers(ful
 
 
 def streams(site: Site) -> list[str]:
-    """The collections that change streams are open on, those of this test's clients left out."""
-    pipeline = [
-        {"$currentOp": {"idleCursors": True, "allUsers": True}},
-        {"$match": {"cursor.tailable": True, "ns": {"$regex": f"^{site.database.name}\\."}}},
-    ]
-    return [operation["ns"].partition(".")[2] for operation in site.database.client.admin.aggregate(pipeline)]
+    """The collections on which change streams are open."""
+    return [found["ns"].partition(".")[2] for found in open_streams(site.database.client, site.database.name)]
+
+
+def test_the_stream_of_a_new_worker_follows_its_queues_from_the_beginning(sites: Sites) -> None:
+    """One opened before they are known would tell of no job until its first request ends, seconds later."""
+    site = sites.new("threads")
+    try:
+        with running_worker(APP, site.uri, site.folder, *POOLS["threads"], env=site.environment) as site.worker:
+            wait_until(lambda: "relata_jobs" in streams(site), timeout=60, message="the jobs' stream is open")
+            found = open_streams(site.database.client, site.database.name)
+        of_jobs = [one["cursor"]["originatingCommand"] for one in found if one["ns"].endswith(".relata_jobs")]
+        assert of_jobs
+        assert "celery" in str(of_jobs)
+        assert "{'$in': []}" not in str(of_jobs)
+    finally:
+        site.app.close()
+        site.database.client.drop_database(site.database.name)
 
 
 def test_stats_show_how_the_engine_fares(site: Site) -> None:

@@ -123,7 +123,7 @@ def test_a_job_past_its_hard_deadline_is_ended_and_killed(bench: Callable[..., B
     control = b.begin(b.delivered[0], soft=(0.1, StopReason.TIMEOUT), hard_s=0.5)
     wait_until(lambda: b.state("a") is JobState.FAILED, message="the job has failed")
     assert control.interrupted[0] is StopReason.TIMEOUT
-    assert control.killed
+    wait_until(lambda: control.killed, message="its process is killed")
     job = b.jobs.get("a")
     assert job is not None
     assert job.error_class is ErrorClass.TIMEOUT
@@ -178,7 +178,7 @@ def test_draining_gives_back_what_never_began_at_once_and_the_rest_when_time_is_
     job = b.jobs.get(ran)
     assert job is not None
     assert (job.attempts, job.history) == (0, ())
-    assert control.killed
+    wait_until(lambda: control.killed, message="its code is killed after that is written")
     b.publish("late")
     assert b.service.settler.flush(5)
     assert b.state("late") is JobState.QUEUED
