@@ -217,7 +217,8 @@ class Claimer(Background):
         look_at, heard = self._next_look()
         if now < look_at and not asked:
             return look_at - now
-        self._look_at = monotonic() + self._round(heard and not asked)
+        if not (heard and not asked and self._one_heard_of()):
+            self._look_at = monotonic() + self._round(heard and not asked)
         self._notice_busy()
         return max(self._next_look()[0] - monotonic(), 0.0)
 
@@ -228,13 +229,36 @@ class Claimer(Background):
             heard = min((look_at for _due_at, look_at in self._expected.values()), default=None)
         return (at, False) if heard is None or at <= heard else (heard, True)
 
+    def _heard_of(self, now: float) -> list[str]:
+        """The jobs heard of that are due."""
+        with self._expected_lock:
+            return [job_id for job_id, (due_at, _look_at) in self._expected.items() if due_at <= now]
+
+    def _one_heard_of(self) -> bool:
+        """Claim by its id the only job that is due as far as is known: one round trip instead of two.
+
+        False, and nothing done, when there may be more to claim or somebody to ask. The time of the next look
+        stays as it is: what was not heard of waits no longer.
+        """
+        due = self._heard_of(monotonic())
+        if len(due) != 1 or self._backlog or self._held.occupying >= self.most():
+            return False
+        if self._gate is not None and self._gate.guards(self._queues):
+            return False
+        self.taken(due[0])
+        sent_at = monotonic()
+        job = self._queue.claim_by_id(due[0], self._queues, self._owner, self._lease_s)
+        self.answered()
+        self._take([] if job is None else [job], sent_at + self._lease_s)
+        self._note_race(won=job is not None)
+        return True
+
     def _round(self, heard: bool) -> float:
         """Claim for the room there is; return how long until it is worth another look, in seconds."""
         now = monotonic()
-        with self._expected_lock:
-            due = [job_id for job_id, (due_at, _look_at) in self._expected.items() if due_at <= now]
-            for job_id in due:
-                del self._expected[job_id]
+        due = self._heard_of(now)
+        for job_id in due:
+            self.taken(job_id)
         if self._due_at is not None and self._due_at <= now:
             # Past, it is no reason to look again; when the next job is due is asked once there is room.
             self._due_at, self._ask_due = None, True

@@ -51,8 +51,8 @@ class JobQueue(Protocol):
         Of those found due only the ones that ``admit`` lets in are leased; the others stay as they are.
         """
 
-    def claim_by_id(self, job_id: str, owner: str, lease_s: float) -> ClaimedJob | None:
-        """Lease this one job if it is queued and due."""
+    def claim_by_id(self, job_id: str, queues: Collection[str], owner: str, lease_s: float) -> ClaimedJob | None:
+        """Lease this one job if it is queued in one of ``queues`` and due."""
 
     def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Loss]:
         """Push the end of these leases to the server's now plus ``lease_s``; return the lost ones."""

@@ -156,6 +156,13 @@ def due(queues: Collection[str]) -> Document:
     return {"state": QUEUED, "queue": {"$in": list(queues)}, "$expr": DUE}
 
 
+def due_and_readable(job_id: str, queues: Collection[str]) -> Document:
+    """This job, if it is due and all that executing needs of it is of the right type."""
+    whole = {"$type": ["int", "long"]}
+    types = {"type": {"$type": "string"}, "message": {"$type": "object"}, "fence": whole, "attempts": whole}
+    return {"_id": job_id, **due(queues), **types, "max_attempts": whole}
+
+
 #: The order of claiming; the claim index gives it without a sort, by merging one scan per queue.
 CLAIM_ORDER = [("rank", 1), ("run_at", 1)]
 

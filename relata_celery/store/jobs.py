@@ -77,13 +77,15 @@ class Jobs(Inserts):
             seen = [document for document, lets_in in zip(seen, admitted, strict=True) if lets_in]
         return self._take(seen, owner, lease_s)
 
-    def claim_by_id(self, job_id: str, owner: str, lease_s: float) -> ClaimedJob | None:
-        """Lease this one job if it is queued and due."""
-        query = {"_id": job_id, "state": queries.QUEUED, "$expr": queries.DUE}
+    def claim_by_id(self, job_id: str, queues: Collection[str], owner: str, lease_s: float) -> ClaimedJob | None:
+        """Lease this one job if it is queued in one of ``queues`` and due. One round trip.
+
+        None also for a document that is not as a job's should be: :meth:`claim` judges it.
+        """
+        query, pipeline = queries.due_and_readable(job_id, queues), queries.take(owner, secrets.token_hex(4), lease_s)
         with translated():
-            seen = list(self._jobs().find(query, queries.CLAIM_FIELDS))
-        won = self._take(seen, owner, lease_s)
-        return won[0] if won else None
+            seen = self._jobs().find_one_and_update(query, pipeline, queries.CLAIM_FIELDS, hint="_id_")
+        return None if seen is None else claimed_from_document(seen, owner)
 
     def _head(
         self, queues: Collection[str], limit: int, fields: Mapping[str, Any] = queries.CLAIM_FIELDS

@@ -28,6 +28,10 @@ class Counting(Jobs):
         self.claims += 1
         return super().claim(queues, limit, *args, **kwargs)
 
+    def claim_by_id(self, *args: Any, **kwargs: Any) -> ClaimedJob | None:
+        self.claims += 1
+        return super().claim_by_id(*args, **kwargs)
+
 
 class Fleet(Bench):
     """One worker that polls hardly ever, so that only what it hears of makes it look."""

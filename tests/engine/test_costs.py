@@ -77,6 +77,28 @@ def test_renewing_costs_an_update_however_many_jobs_are_held(
     assert operations.seen == {("update", "jobs"): 3}
 
 
+def test_a_job_that_an_idle_worker_hears_of_costs_one_claim_and_one_settlement(
+    database_uri: str, database: Raw, stop: list[Any]
+) -> None:
+    worker = Quick(database_uri, poll_s=60.0, reap_period_s=60.0)
+    watch = open_stores(database_uri).watch_jobs(worker.service.claimer)
+    stop.extend((watch, worker.service))
+    worker.service.start()
+    worker.service.claimer.consume("q")
+    watch.start()
+    wait_until(lambda: watch.healthy, timeout=60, message="the stream is open")
+    worker.publish("first")
+    wait_until(lambda: worker.jobs.count(states=[JobState.SUCCEEDED]) == 1, message="it has run")
+    with counted(database) as operations:
+        for n in range(20):
+            worker.publish(f"{n}")
+            wait_until(lambda: len(worker.delivered) == n + 2, message="it is claimed")  # noqa: B023
+    wait_until(lambda: worker.jobs.count(states=[JobState.SUCCEEDED]) == 21, message="all have run")
+    assert operations.total("query") <= 2, operations.seen
+    assert operations.total("command") <= 22, operations.seen
+    assert operations.total("update") <= 21, operations.seen
+
+
 def test_ten_idle_workers_do_not_stampede_when_a_job_comes(
     database_uri: str, database: Raw, stop: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,4 +124,4 @@ def test_ten_idle_workers_do_not_stampede_when_a_job_comes(
     publish(0, 30)  # they find out that they are many
     with counted(database) as operations:
         publish(30, 40)
-    assert operations.total("query", "update") <= 40 * 7, operations.seen
+    assert operations.total("query", "update", "command") <= 40 * 7, operations.seen

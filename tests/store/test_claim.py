@@ -48,18 +48,28 @@ def test_jobs_come_by_priority_then_by_due_time_over_all_queues(jobs: Jobs, stor
 def test_a_job_is_not_claimed_before_it_is_due(jobs: Jobs, store: Database) -> None:
     jobs.enqueue([new_job("a", delay_s=3600.0)])
     assert jobs.claim(["default"], 1, "w1", LEASE_S) == []
-    assert jobs.claim_by_id("a", "w1", LEASE_S) is None
+    assert jobs.claim_by_id("a", ["default"], "w1", LEASE_S) is None
     store.collection("relata_jobs").update_one({"_id": "a"}, [{"$set": {"run_at": "$$NOW"}}])
     assert claim_one(jobs).claim.id == "a"
 
 
 def test_a_job_can_be_claimed_by_its_id_once(jobs: Jobs) -> None:
     jobs.enqueue([new_job("a"), new_job("b")])
-    job = jobs.claim_by_id("b", "w1", LEASE_S)
+    job = jobs.claim_by_id("b", ["default"], "w1", LEASE_S)
     assert job is not None
     assert job.claim == Claim("b", 1, "w1")
-    assert jobs.claim_by_id("b", "w2", LEASE_S) is None
-    assert jobs.claim_by_id("nobody", "w2", LEASE_S) is None
+    assert jobs.claim_by_id("b", ["default"], "w2", LEASE_S) is None
+    assert jobs.claim_by_id("nobody", ["default"], "w2", LEASE_S) is None
+    assert jobs.claim_by_id("a", ["elsewhere"], "w2", LEASE_S) is None
+
+
+def test_a_claim_by_id_leaves_a_document_that_is_no_job_to_the_claim_that_says_so(jobs: Jobs, store: Database) -> None:
+    for field, value in [("fence", "7"), ("attempts", None), ("max_attempts", 2.5), ("type", 3), ("message", "x")]:
+        jobs.enqueue([new_job(field)])
+        edit(store, field, **{field: value})
+        assert jobs.claim_by_id(field, ["default"], "w1", LEASE_S) is None
+    assert jobs.claim(["default"], 10, "w1", LEASE_S) == []
+    assert jobs.count(states=[JobState.FAILED]) == 5
 
 
 def test_a_claim_writes_lease_fence_and_attempt_by_the_servers_clock(jobs: Jobs, store: Database) -> None:
@@ -159,7 +169,7 @@ def test_a_renewal_pushes_all_leases_and_names_each_lost_one(jobs: Jobs, store: 
     jobs.delete(["removed"])
     expire_lease(store, "moved")
     jobs.reap(10, None)
-    jobs.claim_by_id("moved", "w2", LEASE_S)
+    jobs.claim_by_id("moved", ["default"], "w2", LEASE_S)
     losses = {loss.claim.id: loss for loss in jobs.renew(list(taken.values()), 2 * LEASE_S)}
     assert document(store, "kept")["lease"]["until"] > before
     assert set(losses) == {"cancelled", "asked", "removed", "moved"}
