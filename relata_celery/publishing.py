@@ -32,6 +32,7 @@ BATCH = 1000
 logger = logging.getLogger("relata_celery")
 
 _current: ContextVar[Bulk | None] = ContextVar("relata_bulk", default=None)
+_record: ContextVar[list[tuple[Jobs, NewJob]] | None] = ContextVar("relata_record", default=None)
 
 
 class PublishFailed(OperationalError, EnqueueError):
@@ -63,9 +64,6 @@ class Bulk:
         self._lines: dict[str, _Line] = {}
         self._writer: ThreadPoolExecutor | None = None
         self._duplicates: list[DuplicateJob] = []
-        #: The job taken last and where it goes, and those that calls of their task repeat (:mod:`.repeating`).
-        self.newest: tuple[Jobs, NewJob] | None = None
-        self.patterns: dict[Any, tuple[Jobs, NewJob] | None] = {}
 
     def add(self, store: Jobs, job: NewJob) -> None:
         """Take a job, and have the batch written when it is full.
@@ -78,7 +76,6 @@ class Bulk:
         if line is None:
             line = self._lines[store.database.uri] = _Line(store)
         line.waiting.append(prepared)
-        self.newest = (store, job)
         if len(line.waiting) % self._batch == 0:
             self._land(line, "yet; they are kept for the next write")
             self._launch(line)
@@ -168,8 +165,22 @@ def current_bulk() -> Bulk | None:
     return _current.get()
 
 
+@contextmanager
+def recorded() -> Iterator[list[tuple[Jobs, NewJob]]]:
+    """The jobs that are written, or taken by a block, inside this one, and where to."""
+    record: list[tuple[Jobs, NewJob]] = []
+    token = _record.set(record)
+    try:
+        yield record
+    finally:
+        _record.reset(token)
+
+
 def write(jobs: Jobs, job: NewJob, collected: Bulk | None) -> None:
     """Insert a job, now or with its block. Raises PublishFailed, InvalidJob, DuplicateJob."""
+    record = _record.get()
+    if record is not None:
+        record.append((jobs, job))
     try:
         if collected is None:
             jobs.enqueue([job])

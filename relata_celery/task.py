@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 from celery import Task
@@ -19,8 +20,7 @@ from .attempt import Attempt, run_detached
 from .domain.errors import ConfigurationError, InvalidJob
 from .interrupt import REQUEST_KEY
 from .options import check_call_options, check_task_options, refuse_misspelt
-from .publishing import current_bulk
-from .repeating import publish_in
+from .repeating import Repeater
 from .transport.envelope import HEADER
 from .worker.checks import StartRefused
 from .worker.install import install
@@ -123,6 +123,10 @@ class LeasedTask(Task):
 
     # -- publishing -----------------------------------------------------------------------------
 
+    @cached_property
+    def _repeater(self) -> Repeater:
+        return Repeater()
+
     def apply_async(
         self,
         args: Any = None,
@@ -143,11 +147,10 @@ class LeasedTask(Task):
         arguments do not fit the function. Raises ``kombu.exceptions.OperationalError``, within ten seconds,
         when MongoDB cannot be reached or refuses. Inside ``bulk()`` what the database says comes later.
         """
-        collected = current_bulk()
         try:
-            if collected is None or task_id is not None or options:
+            if task_id is not None or options:
                 return self._publish(args, kwargs, task_id, options)
-            return publish_in(collected, self, args, kwargs, lambda: self._publish(args, kwargs, None, {}))
+            return self._repeater.publish(self, args, kwargs, lambda: self._publish(args, kwargs, None, {}))
         except (EncodeError, SerializerNotInstalled) as exc:
             raise InvalidArguments(f'job type "{self.name}": its arguments cannot be encoded: {exc}') from exc
 

@@ -112,7 +112,12 @@ class Inserts(ByHand):
     def _insert_many(self, documents: Sequence[RawBSONDocument]) -> Sequence[Mapping[str, Any]]:
         """The errors of those that were not inserted because a key of theirs exists."""
         try:
-            self._jobs().insert_many(documents, ordered=False)
+            if len(documents) == 1:  # at three quarters of what the driver takes for a batch of one
+                self._jobs().insert_one(documents[0])
+            else:
+                self._jobs().insert_many(documents, ordered=False)
+        except DuplicateKeyError as exc:
+            return [{"index": 0, **(exc.details or {})}]
         except BulkWriteError as exc:
             details: Any = exc.details
             errors: list[Mapping[str, Any]] = details["writeErrors"]
