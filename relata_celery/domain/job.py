@@ -10,7 +10,7 @@ attempt came to (see :mod:`relata_celery.domain.outcome`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -202,3 +202,11 @@ class ClaimedJob:
     item_id: str | None = None
     snoozes: int = 0
     expired: bool = False
+
+
+class ClaimedJobs(list[ClaimedJob]):
+    """The jobs of one claim. ``more``: at least as many were due as were asked for, whoever has got them."""
+
+    def __init__(self, jobs: Iterable[ClaimedJob] = (), more: bool = False) -> None:
+        super().__init__(jobs)
+        self.more = more

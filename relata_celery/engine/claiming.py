@@ -21,13 +21,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 
-from relata_celery.domain.job import ClaimedJob
+from relata_celery.domain.job import ClaimedJob, ClaimedJobs
 from relata_celery.domain.outcome import Cancelled, Released
 
 from .background import Background
 from .held import Held, HeldJob, Phase, StopReason
 from .limiting import Gate
-from .ports import JobQueue
+from .ports import Admit, JobQueue
 from .settling import Settler
 
 logger = logging.getLogger("relata_celery")
@@ -270,10 +270,13 @@ class Claimer(Background):
             self._give_back_stranded()
             return self._poll_s
         self._hinted, hinted = False, self._hinted
-        claimed = self._claim(queues, room) if self._gate is None else self._claim_admitted(self._gate, queues, room)
+        if self._gate is None:
+            jobs = self._claim(queues, room)
+            claimed, self._backlog = len(jobs), jobs.more
+        else:
+            claimed, self._backlog = self._claim_admitted(self._gate, queues, room)
         if heard:
             self._note_race(won=bool(claimed))
-        self._backlog = claimed == room
         if self._backlog:
             more_fit = room == MAX_BATCH or self._held.occupying * 2 <= self._target
             return 0.0 if more_fit else self._poll_s
@@ -302,30 +305,28 @@ class Claimer(Background):
             self._busy = busy
             self.on_busy(busy)
 
-    def _claim(self, queues: Collection[str], room: int) -> int:
+    def _claim(self, queues: Collection[str], room: int, admit: Admit | None = None) -> ClaimedJobs:
         sent_at = monotonic()
-        claimed = self._queue.claim(queues, room, self._owner, self._lease_s)
+        claimed = self._queue.claim(queues, room, self._owner, self._lease_s, admit)
         self.answered()
         self._take(claimed, sent_at + self._lease_s)
-        return len(claimed)
+        return claimed
 
-    def _claim_admitted(self, gate: Gate, queues: Collection[str], room: int) -> int:
-        """Claim what the limits let in; where one refuses, fill the rest of the room from the other queues."""
+    def _claim_admitted(self, gate: Gate, queues: Collection[str], room: int) -> tuple[int, bool]:
+        """Claim what the limits let in; where one refuses, fill the rest of the room from the other queues.
+
+        How many were claimed, and whether more wait that are not refused.
+        """
         gate.begin()
-        claimed = 0
+        claimed, more = 0, False
         while claimed < room and (open_now := gate.open(queues)):
-            if gate.guards(open_now):
-                sent_at = monotonic()
-                admitted = self._queue.claim(open_now, room - claimed, self._owner, self._lease_s, gate.admit)
-                self.answered()
-                self._take(admitted, sent_at + self._lease_s)
-                claimed += len(admitted)
-            else:
-                claimed += self._claim(open_now, room - claimed)
+            admit = gate.admit if gate.guards(open_now) else None
+            jobs = self._claim(open_now, room - claimed, admit)
+            claimed, more = claimed + len(jobs), jobs.more and admit is None
             if len(gate.open(open_now)) == len(open_now):  # none of them was refused anything
                 break
         gate.flush()
-        return claimed
+        return claimed, more or claimed == room
 
     def _return_slots(self) -> None:
         if self._gate is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from relata_celery.domain.errors import RelataError
-from relata_celery.domain.job import Claim, ClaimedJob, NewJob
+from relata_celery.domain.job import Claim, ClaimedJob, ClaimedJobs, NewJob
 from relata_celery.domain.outcome import ErrorInfo, Loss, Reaped, Settlement, Verdict
 
 #: For due jobs, by the queue of each and in their order: which may be claimed now.
@@ -45,7 +45,7 @@ class JobQueue(Protocol):
 
     def claim(
         self, queues: Collection[str], limit: int, owner: str, lease_s: float, admit: Admit | None = None
-    ) -> list[ClaimedJob]:
+    ) -> ClaimedJobs:
         """Lease up to ``limit`` due jobs of ``queues`` to ``owner``, highest priority and oldest first.
 
         Of those found due only the ones that ``admit`` lets in are leased; the others stay as they are.

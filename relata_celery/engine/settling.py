@@ -42,7 +42,7 @@ OnVerdict = Callable[[Settlement, Verdict], None]
 GATHER_S = 0.01
 #: The same while more jobs wait than it has room for: how long they waited is then a matter of its rate. An
 #: update of 32 jobs costs the server twice as much processor time as one of 8.
-GATHER_BACKLOG_S = 0.06
+GATHER_BACKLOG_S = 0.1
 #: Before an outcome is tried again that MongoDB refused, in seconds.
 REFUSED_PAUSE_S = 2.0
 #: Most settlements in one write: keeps a flush's documents well below MongoDB's 48 MB message limit.

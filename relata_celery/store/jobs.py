@@ -25,7 +25,7 @@ from pymongo import DeleteMany, UpdateMany, UpdateOne
 from pymongo.errors import OperationFailure
 
 from relata_celery.domain.errors import StoreError, StoreUnavailable
-from relata_celery.domain.job import Claim, ClaimedJob, JobState
+from relata_celery.domain.job import Claim, ClaimedJob, ClaimedJobs, JobState
 from relata_celery.domain.outcome import Loss, Reaped, Settlement, Verdict
 
 from . import job_queries as queries
@@ -61,7 +61,7 @@ class Jobs(Inserts):
         owner: str,
         lease_s: float,
         admit: Callable[[Sequence[str]], Sequence[bool]] | None = None,
-    ) -> list[ClaimedJob]:
+    ) -> ClaimedJobs:
         """Lease up to ``limit`` due jobs of ``queues`` to ``owner``, highest priority and oldest first.
 
         Eligible: queued, ``run_at`` reached. Changed: state, fence, attempts, started_at, lease. Two round
@@ -70,12 +70,12 @@ class Jobs(Inserts):
         with the queue of each job found; those that it does not let in are left as they are.
         """
         if limit < 1 or not queues:
-            return []
-        seen = self._spread(queues, limit) if self._contended else self._head(queues, limit)
+            return ClaimedJobs()
+        seen, found = self._spread(queues, limit) if self._contended else self._first(queues, limit)
         if admit is not None and seen:
             admitted = admit([str(document.get("queue")) for document in seen])
             seen = [document for document, lets_in in zip(seen, admitted, strict=True) if lets_in]
-        return self._take(seen, owner, lease_s)
+        return ClaimedJobs(self._take(seen, owner, lease_s), more=found >= limit)
 
     def claim_by_id(self, job_id: str, queues: Collection[str], owner: str, lease_s: float) -> ClaimedJob | None:
         """Lease this one job if it is queued in one of ``queues`` and due. One round trip.
@@ -106,19 +106,23 @@ class Jobs(Inserts):
                 ensure_indexes(self.database)
                 return find()
 
-    def _spread(self, queues: Collection[str], limit: int) -> list[Document]:
-        """Candidates chosen at random among the first ``SPREAD * limit``, within each priority."""
+    def _first(self, queues: Collection[str], limit: int) -> tuple[list[Document], int]:
+        seen = self._head(queues, limit)
+        return seen, len(seen)
+
+    def _spread(self, queues: Collection[str], limit: int) -> tuple[list[Document], int]:
+        """Candidates chosen at random among the first ``SPREAD * limit``, within each priority; of how many."""
         several = self._head(queues, limit * SPREAD, {"rank": 1})
         random.shuffle(several)
         several.sort(key=lambda document: str(document.get("rank")))
         place = {_name(document): index for index, document in enumerate(several[:limit])}
         if not place:
             self._contended = False
-            return []
+            return [], 0
         with translated():
             query = {"_id": {"$in": [document["_id"] for document in several[:limit]]}, "state": queries.QUEUED}
             seen = list(self._jobs().find(query, queries.CLAIM_FIELDS))
-        return sorted(seen, key=lambda document: place[_name(document)])
+        return sorted(seen, key=lambda document: place[_name(document)]), len(several)
 
     def _take(self, seen: Sequence[Document], owner: str, lease_s: float) -> list[ClaimedJob]:
         """Lease those of the seen documents that are still queued under the fence seen."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
 
-from relata_celery.domain.job import JobState
+from relata_celery.domain.job import ClaimedJob, JobState
 from relata_celery.store.client import Database
 from relata_celery.store.jobs import Jobs
 from tests.store.builders import LEASE_S, another_try, claim_one, claimed, expire_lease, new_job, success
@@ -127,3 +127,23 @@ def test_a_claim_after_contention_still_takes_every_priority_in_order(jobs: Jobs
     taken = jobs.claim(["default"], 6, "w1", LEASE_S)
     assert [job.priority for job in taken] == [9, 9, 9, 9, 5, 5]
     assert jobs._contended is False
+
+
+@pytest.mark.parametrize("contended", [False, True])
+def test_a_claim_says_that_more_wait_although_others_got_what_it_found(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, contended: bool
+) -> None:
+    jobs.enqueue([new_job(f"{n}") for n in range(8)])
+    jobs._contended = contended
+    find, rival = jobs._take, Jobs(jobs.database)
+
+    def too_late(seen: Sequence[dict[str, Any]], owner: str, lease_s: float) -> list[ClaimedJob]:
+        rival.claim(["default"], 8, "rival", LEASE_S)
+        return find(seen, owner, lease_s)
+
+    monkeypatch.setattr(jobs, "_take", too_late)
+    claimed = jobs.claim(["default"], 4, "w1", LEASE_S)
+    assert (list(claimed), claimed.more) == ([], True)
+    monkeypatch.undo()
+    claimed = jobs.claim(["default"], 4, "w1", LEASE_S)
+    assert (list(claimed), claimed.more) == ([], False)
