@@ -1,0 +1,1 @@
+"""Faults under load, and a checker that judges the history."""
