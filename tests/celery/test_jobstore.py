@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from celery import Celery, signals
+from celery.result import AsyncResult
+from kombu.messaging import Producer
 from pymongo.database import Database
 
 import relata_celery
@@ -131,6 +133,32 @@ def test_calls_that_are_watched_or_differ_are_not_repeated_in_bulk(app: Celery) 
     finally:
         signals.before_task_publish.disconnect(look)
     assert seen == ids
+
+
+def test_a_repeated_call_goes_where_the_app_and_its_task_say_now(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    mail, store, seen = app.tasks["mail"], JobStore.from_app(app), []
+
+    def queue_of(result: AsyncResult) -> str:
+        job = store.get(result.id)
+        assert job is not None
+        return job.queue
+
+    first = queue_of(mail.delay("a"))
+    assert queue_of(mail.delay("b")) == first
+    monkeypatch.setattr(mail, "job_queue", "letters")
+    assert [queue_of(mail.delay("c")), queue_of(mail.delay("d"))] == ["letters", "letters"]
+    monkeypatch.undo()
+    assert queue_of(mail.delay("e")) == first
+    app.conf.task_always_eager = True
+    mail.delay("f")
+    app.conf.task_always_eager = False
+    assert len(store.find(type="mail", limit=100)) == 5
+
+    publish = Producer.publish
+    monkeypatch.setattr(Producer, "publish", lambda *args, **kwargs: seen.append(1) or publish(*args, **kwargs))
+    mail.delay("g")
+    mail.delay("h")
+    assert len(seen) == 2, "who takes the place of a function on the way sees every call"
 
 
 def test_a_bad_call_in_bulk_is_refused_at_the_caller_like_any_other(app: Celery) -> None:
