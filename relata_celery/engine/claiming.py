@@ -270,11 +270,8 @@ class Claimer(Background):
             self._give_back_stranded()
             return self._poll_s
         self._hinted, hinted = False, self._hinted
-        if self._gate is None:
-            jobs = self._claim(queues, room)
-            claimed, self._backlog = len(jobs), jobs.more
-        else:
-            claimed, self._backlog = self._claim_admitted(self._gate, queues, room)
+        jobs = self._claim(queues, room) if self._gate is None else self._claim_admitted(self._gate, queues, room)
+        claimed, self._backlog = len(jobs), jobs.more
         if heard:
             self._note_race(won=bool(claimed))
         if self._backlog:
@@ -312,21 +309,19 @@ class Claimer(Background):
         self._take(claimed, sent_at + self._lease_s)
         return claimed
 
-    def _claim_admitted(self, gate: Gate, queues: Collection[str], room: int) -> tuple[int, bool]:
-        """Claim what the limits let in; where one refuses, fill the rest of the room from the other queues.
-
-        How many were claimed, and whether more wait that are not refused.
-        """
+    def _claim_admitted(self, gate: Gate, queues: Collection[str], room: int) -> ClaimedJobs:
+        """Claim what the limits let in; where one refuses, fill the rest of the room from the other queues."""
         gate.begin()
-        claimed, more = 0, False
-        while claimed < room and (open_now := gate.open(queues)):
+        claimed = ClaimedJobs()
+        while len(claimed) < room and (open_now := gate.open(queues)):
             admit = gate.admit if gate.guards(open_now) else None
-            jobs = self._claim(open_now, room - claimed, admit)
-            claimed, more = claimed + len(jobs), jobs.more and admit is None
+            jobs = self._claim(open_now, room - len(claimed), admit)
+            # Of what a limit refused it is not known whether it could be claimed.
+            claimed = ClaimedJobs([*claimed, *jobs], jobs.more and admit is None)
             if len(gate.open(open_now)) == len(open_now):  # none of them was refused anything
                 break
         gate.flush()
-        return claimed, more or claimed == room
+        return ClaimedJobs(claimed, claimed.more or len(claimed) == room)
 
     def _return_slots(self) -> None:
         if self._gate is not None:

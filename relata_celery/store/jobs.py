@@ -71,11 +71,13 @@ class Jobs(Inserts):
         """
         if limit < 1 or not queues:
             return ClaimedJobs()
-        seen, found = self._spread(queues, limit) if self._contended else self._first(queues, limit)
+        seen = head = self._head(queues, limit * SPREAD, {"rank": 1}) if self._contended else self._head(queues, limit)
+        if self._contended:
+            seen = self._spread(head, limit)
         if admit is not None and seen:
             admitted = admit([str(document.get("queue")) for document in seen])
             seen = [document for document, lets_in in zip(seen, admitted, strict=True) if lets_in]
-        return ClaimedJobs(self._take(seen, owner, lease_s), more=found >= limit)
+        return ClaimedJobs(self._take(seen, owner, lease_s), more=len(head) >= limit)
 
     def claim_by_id(self, job_id: str, queues: Collection[str], owner: str, lease_s: float) -> ClaimedJob | None:
         """Lease this one job if it is queued in one of ``queues`` and due. One round trip.
@@ -106,23 +108,18 @@ class Jobs(Inserts):
                 ensure_indexes(self.database)
                 return find()
 
-    def _first(self, queues: Collection[str], limit: int) -> tuple[list[Document], int]:
-        seen = self._head(queues, limit)
-        return seen, len(seen)
-
-    def _spread(self, queues: Collection[str], limit: int) -> tuple[list[Document], int]:
-        """Candidates chosen at random among the first ``SPREAD * limit``, within each priority; of how many."""
-        several = self._head(queues, limit * SPREAD, {"rank": 1})
-        random.shuffle(several)
-        several.sort(key=lambda document: str(document.get("rank")))
-        place = {_name(document): index for index, document in enumerate(several[:limit])}
+    def _spread(self, head: list[Document], limit: int) -> list[Document]:
+        """Candidates chosen at random among these, within each priority."""
+        random.shuffle(head)
+        head.sort(key=lambda document: str(document.get("rank")))
+        place = {_name(document): index for index, document in enumerate(head[:limit])}
         if not place:
             self._contended = False
-            return [], 0
+            return []
         with translated():
-            query = {"_id": {"$in": [document["_id"] for document in several[:limit]]}, "state": queries.QUEUED}
+            query = {"_id": {"$in": [document["_id"] for document in head[:limit]]}, "state": queries.QUEUED}
             seen = list(self._jobs().find(query, queries.CLAIM_FIELDS))
-        return sorted(seen, key=lambda document: place[_name(document)]), len(several)
+        return sorted(seen, key=lambda document: place[_name(document)])
 
     def _take(self, seen: Sequence[Document], owner: str, lease_s: float) -> list[ClaimedJob]:
         """Lease those of the seen documents that are still queued under the fence seen."""

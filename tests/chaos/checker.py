@@ -6,8 +6,9 @@ What is checked (each finding names the job):
 - *one end*: a job has one attempt that ended it, the last of its history, and its state says the same;
 - *fences*: they rise along the history, and no attempt began before the one before it had ended;
 - *alone*: a handler's attempt whose lease held to its end was over before another one began;
-- *seen*: each attempt that a handler saw begin stands in the history, unless it was given back uncounted;
-- *followed*: a chain's next step exists if, and only if, its step succeeded; no follow-up is left to publish;
+- *seen*: an attempt that a handler brought to its end, and that no other one followed, stands in the history
+  (those without an entry were given back by a draining worker, uncounted);
+- *followed*: a chain's next step is there if its step succeeded, and runs only then; no follow-up is left;
 - *within limits*: no more handlers were inside a limited part at any moment than there are slots, those
   left out whose lease was lost meanwhile.
 """
