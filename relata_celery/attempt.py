@@ -344,14 +344,21 @@ class Attempt:
     # -- what the handler may ask ---------------------------------------------------------------
 
     def check(self) -> None:
+        stop = self._must_stop()
+        if stop is not None:
+            self.signal.told()
+            raise stop
+
+    def _must_stop(self) -> Exception | None:
         reason = self.signal.reason()
         if reason is not None:
-            raise EXCEPTIONS[reason]()
+            return EXCEPTIONS[reason]()
         if monotonic() >= self.signal.lease_deadline():
-            raise LeaseLost("the lease ran out: no renewal was accepted in time")
+            return LeaseLost("the lease ran out: no renewal was accepted in time")
         left = self.ticket.time_left_s
         if left is not None and monotonic() - self.began_at >= left:
-            raise JobTimeout("the job's time ran out")
+            return JobTimeout("the job's time ran out")
+        return None
 
 
 def _ignored() -> BaseException:

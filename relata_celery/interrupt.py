@@ -53,7 +53,11 @@ EXCEPTIONS: dict[StopReason, type[Exception]] = {
 
 
 class StopSignal(Protocol):
-    """What an attempt can ask about itself, and the span in which it may be interrupted."""
+    """What an attempt can ask about itself, and the span in which it may be interrupted.
+
+    It is interrupted once. A handler that was told by its own ``check()`` (:meth:`told`, from the thread that
+    ``enter`` was called in) cleans up undisturbed: the interruption that comes a moment later is not raised.
+    """
 
     def reason(self) -> StopReason | None: ...
 
@@ -62,6 +66,8 @@ class StopSignal(Protocol):
     def enter(self) -> None: ...
 
     def leave(self) -> None: ...
+
+    def told(self) -> None: ...
 
 
 class ThreadSignal:
@@ -72,7 +78,7 @@ class ThreadSignal:
         self._reason: StopReason | None = None
         self._lease_deadline = lease_deadline
         self._thread: int | None = None
-        self._raised = False
+        self._raised = self._told = False
 
     def reason(self) -> StopReason | None:
         return self._reason
@@ -93,12 +99,19 @@ class ThreadSignal:
             if self._raised and thread is not None:
                 _raise_in(thread, None)  # it may not have been delivered yet
 
+    def told(self) -> None:
+        with self._lock:
+            if self._thread == threading.get_ident():
+                self._told = True
+                if self._raised:
+                    _raise_in(self._thread, None)
+
     def interrupt(self, reason: StopReason) -> None:
         with self._lock:
             if self._reason is not None:
                 return
             self._reason = reason
-            if self._thread is not None:
+            if self._thread is not None and not self._told:
                 self._raised = True
                 _raise_in(self._thread, EXCEPTIONS[reason])
 
@@ -116,6 +129,7 @@ class BoardSignal:
         self._slot = slot
         self._token = token
         self._fallback_deadline = monotonic() + lease_s
+        self._told = False
 
     def reason(self) -> StopReason | None:
         return None if self._reader is None else self._reader.read(self._slot, self._token)[0]
@@ -131,6 +145,16 @@ class BoardSignal:
 
     def leave(self) -> None:
         BoardSignal._entered = None
+
+    def told(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # the one that signals interrupt
+            self._told = True
+
+    def to_be_told(self) -> StopReason | None:
+        """Why it is to stop, once."""
+        reason = None if self._told else self.reason()
+        self._told = reason is not None or self._told
+        return reason
 
 
 def _arm() -> None:
@@ -176,7 +200,7 @@ class _Interruption:
             if task is not None and task.request.get(REQUEST_KEY) is None and callable(self._before):
                 self._before(signum, frame)
             return
-        reason = attempt.reason()
+        reason = attempt.to_be_told()
         if reason is not None:
             raise EXCEPTIONS[reason]()
 

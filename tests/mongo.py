@@ -125,7 +125,7 @@ class Mongod:
             str(program),
             *("--dbpath", str(data), "--logpath", str(self.folder / "log"), "--logappend"),
             *("--port", str(self.port), "--bind_ip", "127.0.0.1", "--nounixsocket"),
-            *("--wiredTigerCacheSizeGB", "0.25", "--quiet"),
+            *("--wiredTigerCacheSizeGB", "0.5", "--quiet"),
             *("--setParameter", "enableTestCommands=1"),
             *("--setParameter", "diagnosticDataCollectionEnabled=false"),
             *self.options,

@@ -335,8 +335,7 @@ class Claimer(Background):
         if len(slow) < max(self._slots(), 1):
             return
         for held in self._held.snapshot(lambda held: held.phase is Phase.RESERVED):
-            held.control.interrupt(StopReason.DRAINED)
-            self._settler.settle(held, Released("the jobs before it take long"))
+            self._settler.give_back(held, "the jobs before it take long", only=Phase.RESERVED)
 
     def hold(self, job: ClaimedJob, lease_deadline: float) -> HeldJob | None:
         """Hold a claimed job; None when it is not to be run, as it has expired or the worker drains."""

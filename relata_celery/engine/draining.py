@@ -12,10 +12,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from relata_celery.domain.outcome import Released
-
 from .claiming import Claimer
-from .held import Held, HeldJob, Phase, StopReason
+from .held import Held, Phase
 from .settling import Settler
 
 logger = logging.getLogger("relata_celery")
@@ -52,7 +50,7 @@ class Drain:
         self._begun = True
         self._claimer.stop_claiming()
         for held in self._held.snapshot(lambda held: held.phase is Phase.RESERVED):
-            self._give_back(held, "the worker is shutting down; the job had not begun")
+            self._settler.give_back(held, "the worker is shutting down; the job had not begun", only=Phase.RESERVED)
         threading.Thread(target=self._run, name="relata-drain", daemon=True).start()
 
     def now(self) -> None:
@@ -69,7 +67,7 @@ class Drain:
         self._finished.set()
         self._over.set()
         for held in self._held.snapshot(lambda held: held.phase is not Phase.SETTLING):
-            self._give_back(held, "the worker stopped before the job ended")
+            self._settler.give_back(held, "the worker stopped before the job ended")
         return self._settler.flush(flush_s)
 
     def _run(self) -> None:
@@ -85,11 +83,7 @@ class Drain:
         if left:
             logger.warning("%s: %d running jobs are released and start elsewhere", why, len(left))
         for held in left:
-            self._give_back(held, "the worker was draining and the job did not end in time")
+            self._settler.give_back(held, "the worker was draining and the job did not end in time")
         self._settler.flush(FLUSH_S)
         for held in left:
             held.control.kill()
-
-    def _give_back(self, held: HeldJob, reason: str) -> None:
-        held.control.interrupt(StopReason.DRAINED)
-        self._settler.settle(held, Released(reason))

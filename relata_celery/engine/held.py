@@ -162,10 +162,13 @@ class Held:
                 held.phase = Phase.RUNNING
                 held.started_at = started_at
 
-    def begin_settling(self, held: HeldJob) -> bool:
-        """Enter the one-way phase in which the outcome is written; False if another got there first."""
+    def begin_settling(self, held: HeldJob, *, only: Phase | None = None) -> bool:
+        """Enter the one-way phase in which the outcome is written.
+
+        False if another got there first, or the job is not in the phase that the caller relies on.
+        """
         with self._lock:
-            if held.phase is Phase.SETTLING:
+            if held.phase is Phase.SETTLING or only not in (None, held.phase):
                 return False
             self._leave(held)
             return True

@@ -218,6 +218,12 @@ class LeaseService:
 
     def settle(self, held: HeldJob, outcome: Outcome, on_verdict: OnVerdict | None = None) -> bool:
         """The claim's end is this, whether or not its code still runs. False if it was decided before."""
+        accepted = self.settler.settle(held, outcome, self._concluded(held, on_verdict))
+        self.claimer.slot_freed()
+        return accepted
+
+    def _concluded(self, held: HeldJob, on_verdict: OnVerdict | None) -> OnVerdict:
+        """What the claimer hears of a verdict, besides whoever asked for it."""
 
         def concluded(settlement: Settlement, verdict: Verdict) -> None:
             if verdict.accepted and settlement.state is JobState.QUEUED:
@@ -228,9 +234,7 @@ class LeaseService:
             if held.limits:
                 self.claimer.wake()
 
-        accepted = self.settler.settle(held, outcome, concluded)
-        self.claimer.slot_freed()
-        return accepted
+        return concluded
 
     def acknowledge(self, held: HeldJob) -> bool:
         accepted = self.settler.acknowledge(held)
@@ -242,10 +246,9 @@ class LeaseService:
 
         False if it has begun, or its end was decided before.
         """
-        if held.phase is not Phase.RESERVED:
-            return False
-        held.control.interrupt(StopReason.DRAINED)
-        return self.settle(held, Released(reason))
+        accepted = self.settler.give_back(held, reason, only=Phase.RESERVED, on_verdict=self._concluded(held, None))
+        self.claimer.slot_freed()
+        return accepted
 
     def hold(self, job: ClaimedJob, lease_deadline: float) -> HeldJob | None:
         """Hold a job that a seam claimed by itself; None when it is not to be run."""

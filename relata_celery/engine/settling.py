@@ -24,13 +24,21 @@ from time import monotonic, sleep
 from relata_celery.domain.errors import StoreError
 from relata_celery.domain.events import Event, JobRefused, JobSettled
 from relata_celery.domain.job import AttemptOutcome, ErrorClass, JobState
-from relata_celery.domain.outcome import ErrorInfo, Failed, LeaseForfeited, Outcome, Settlement, Verdict
+from relata_celery.domain.outcome import (
+    ErrorInfo,
+    Failed,
+    LeaseForfeited,
+    Outcome,
+    Released,
+    Settlement,
+    Verdict,
+)
 from relata_celery.domain.redact import clean
 from relata_celery.domain.settle import decide
 
 from .background import Background
 from .following import Publisher
-from .held import Held, HeldJob
+from .held import Held, HeldJob, Phase, StopReason
 from .ports import JobQueue
 
 logger = logging.getLogger("relata_celery")
@@ -105,6 +113,20 @@ class Settler(Background):
             self._forfeit(held, outcome.reason)
             return True
         self._push(_Pending(held, self._decide(held, outcome), on_verdict))
+        return True
+
+    def give_back(
+        self, held: HeldJob, reason: str, *, only: Phase | None = None, on_verdict: OnVerdict | None = None
+    ) -> bool:
+        """Put the job back, uncounted, and tell its code, if it runs or is about to, to stop.
+
+        In this order: an attempt that was told before its end is decided reports that it gave up, and nobody
+        would write that the job is free. False if it already had an end, or is in another phase than ``only``.
+        """
+        if not self._held.begin_settling(held, only=only):
+            return False
+        held.control.interrupt(StopReason.DRAINED)
+        self._push(_Pending(held, self._decide(held, Released(reason)), on_verdict))
         return True
 
     def acknowledge(self, held: HeldJob) -> bool:

@@ -39,6 +39,13 @@ def test_a_call_states_its_own_time(site: Site, timeout: Any) -> None:
     wait_until(lambda: site.journal("checks", id=result.id), timeout=60)
 
 
+def test_a_handler_that_a_check_stopped_cleans_up_undisturbed(site: Site) -> None:
+    result = site.apply("checks_then_cleans_up", timeout=1)
+    document = site.wait_end(result)
+    assert (document["state"], document["error_class"]) == ("failed", "timeout")
+    assert site.journal("cleaned up", id=result.id)
+
+
 def test_times_are_stated_as_timedelta_too(site: Site) -> None:
     minute = timedelta(minutes=1)
     delays = {"countdown": timedelta(seconds=0.1), "expires": minute}

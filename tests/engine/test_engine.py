@@ -24,7 +24,7 @@ from relata_celery.domain.outcome import (
     Verdict,
 )
 from relata_celery.engine.claiming import MAX_AHEAD_PER_SLOT
-from relata_celery.engine.held import StopReason
+from relata_celery.engine.held import HeldJob, StopReason
 from relata_celery.engine.reaping import BATCH as REAPED_AT_ONCE
 from tests.engine.bench import MESSAGE, Bench, Control
 from tests.waiting import wait_until
@@ -182,6 +182,50 @@ def test_draining_gives_back_what_never_began_at_once_and_the_rest_when_time_is_
     b.publish("late")
     assert b.service.settler.flush(5)
     assert b.state("late") is JobState.QUEUED
+
+
+class _Hasty(Control):
+    """An attempt that hears of its end at once and gives up, before whoever told it goes on."""
+
+    def __init__(self, b: Bench, held: HeldJob) -> None:
+        super().__init__()
+        self._b, self._held = b, held
+
+    def interrupt(self, reason: StopReason) -> None:
+        super().interrupt(reason)
+        if len(self.interrupted) > 1:
+            return
+        self._b.service.begin(self._held, monotonic())
+        self._b.service.end(self._held, LeaseForfeited("told to stop"), 0.0)
+
+
+@pytest.mark.parametrize("way", ["connection closed", "drain", "drain, begun", "stranded"])
+def test_a_job_given_back_is_free_at_once_though_its_attempt_gave_up_meanwhile(
+    bench: Callable[..., Bench], way: str
+) -> None:
+    b = bench(lease_s=600.0, heartbeat_s=0.3)
+    b.slots = 2 if way == "stranded" else 1
+    b.publish("a", "b") if way == "stranded" else b.publish("a")
+    wait_until(lambda: len(b.delivered) == b.slots)
+    held = b.delivered[-1]
+    control = _Hasty(b, held)
+    b.service.adopt(held, control)
+    if way == "connection closed":
+        b.service.claimer.stop_claiming()
+        b.service.give_back(held, "the connection was closed")
+    elif way == "drain":
+        b.service.drain.begin()
+    elif way == "drain, begun":
+        b.service.begin(held, monotonic())
+        b.service.drain.now()
+    else:
+        slow = Control()
+        b.service.adopt(b.delivered[0], slow)
+        b.slots = 1
+        b.service.begin(b.delivered[0], monotonic())
+        wait_until(lambda: control.interrupted, 30, "the job behind the slow one is given back")
+    wait_until(lambda: b.state(held.claim.id) is JobState.QUEUED, message="another worker may have the job")
+    assert control.interrupted[0] is StopReason.DRAINED
 
 
 def test_a_settlement_that_mongodb_cannot_take_becomes_a_permanent_failure_and_others_pass(
