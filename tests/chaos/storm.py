@@ -25,6 +25,7 @@ from pymongo.errors import PyMongoError
 from tests.chaos.apps_chaos import SLOTS
 from tests.chaos.checker import Findings, check, read_journal
 from tests.chaos.proxy import Mode, Proxy
+from tests.chaos.small_disk import SmallDisk
 from tests.mongo import ReplicaSet, with_database
 from tests.waiting import wait_until
 from tests.workers import ROOT, Worker, start_worker
@@ -60,8 +61,12 @@ class Report:
 class Storm:
     """Everything that a storm needs; ``close`` ends what it started."""
 
-    def __init__(self, cluster: ReplicaSet, folder: Path, name: str, seed: int) -> None:
+    def __init__(
+        self, cluster: ReplicaSet, folder: Path, name: str, seed: int, disk: SmallDisk | None = None
+    ) -> None:
         self.cluster = cluster
+        #: That of one of the servers, if it is one that can be filled.
+        self.disk = disk
         self.folder = folder
         self.uri = with_database(cluster.uri, name)
         self.random = random.Random(seed)
@@ -130,6 +135,7 @@ class Storm:
             "worker drained": self._drain_worker,
             "primary stepped down": self._step_down,
             "primary killed": self._kill_primary,
+            **({} if self.disk is None else {"a server's disk full": partial(self._fill_disk, self.disk)}),
             **network,
         }
 
@@ -185,6 +191,16 @@ class Storm:
         time.sleep(self.random.uniform(0, 2))
         member.start()
 
+    def _fill_disk(self, disk: SmallDisk) -> None:
+        """The server ends itself when it cannot write its journal; there is room again when it is started."""
+        (member,) = (member for member in self.cluster.members if member.folder == disk.folder)
+        disk.fill()
+        with contextlib.suppress(AssertionError):  # it had nothing to write
+            wait_until(lambda: not member.running(), 10, "the server has ended")
+        disk.empty()
+        if not member.running():
+            member.start()
+
     def _spoil(self, mode: Mode) -> None:
         for proxy in self.proxies.values():
             proxy.spoil(mode)
@@ -225,8 +241,10 @@ class Storm:
 
 
 @contextlib.contextmanager
-def storm(cluster: ReplicaSet, folder: Path, name: str, seed: int) -> Iterator[Storm]:
-    made = Storm(cluster, folder, name, seed)
+def storm(
+    cluster: ReplicaSet, folder: Path, name: str, seed: int, disk: SmallDisk | None = None
+) -> Iterator[Storm]:
+    made = Storm(cluster, folder, name, seed, disk)
     try:
         yield made
     finally:
