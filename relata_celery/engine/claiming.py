@@ -365,7 +365,7 @@ class Claimer(Background):
             due_in_s = self._queue.next_due_in(queues)
             self._ask_due = False
             self._due_at = None if due_in_s is None else now + due_in_s
-        pause = self._poll_s * (0.9 + 0.2 * self._random())
+        pause = self._poll_s * (0.8 + 0.2 * self._random())
         if self._due_at is not None:
             pause = min(pause, max(self._due_at - monotonic(), 0.001))
         return pause

@@ -44,7 +44,7 @@ def _redirect(ports: dict[str, int]) -> None:
             address = (address[0], ports[str(address[1])], *address[2:])
         connect(self, address)
 
-    socket.socket.connect = redirected  # type: ignore[method-assign]
+    socket.socket.connect = redirected  # type: ignore[assignment,method-assign]
 
 
 if shift := os.environ.get("CHAOS_CLOCK_S"):

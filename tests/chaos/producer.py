@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from celery import chain
 
@@ -48,7 +49,7 @@ def main(seconds: float, seed: int) -> None:
         due = time.monotonic()
         while time.monotonic() < until:
             try:
-                answer = {"ids": publish(dice)}
+                answer: dict[str, Any] = {"ids": publish(dice)}
             except Exception as exc:
                 answer = {"raised": f"{type(exc).__name__}: {exc}"}
             told.write(json.dumps(answer) + "\n")

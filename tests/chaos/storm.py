@@ -141,7 +141,8 @@ class Storm:
 
     def rage(self, seconds: float, calm_s: float = 1.0) -> None:
         """Inject faults, each kind once before any comes again, with a pause between them."""
-        until, waiting = time.monotonic() + seconds, []
+        until = time.monotonic() + seconds
+        waiting: list[tuple[str, Callable[[], None]]] = []
         while time.monotonic() < until:
             if not waiting:
                 waiting = list(self.faults().items())
