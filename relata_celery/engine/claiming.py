@@ -206,6 +206,7 @@ class Claimer(Background):
     # -- the round ----------------------------------------------------------------------------
 
     def step(self) -> float | None:
+        self._give_back_unheard()
         if self._draining:
             self._return_slots()
             return None
@@ -326,6 +327,17 @@ class Claimer(Background):
     def _return_slots(self) -> None:
         if self._gate is not None:
             self._gate.flush()
+
+    def _give_back_unheard(self) -> None:
+        """Jobs claimed by a call whose answer was lost: nothing of them is here, not even a limit's slot.
+
+        While MongoDB does not answer this either, no other claim is sent: each would be granted as many again.
+        """
+        for job in self._queue.unheard():
+            held = HeldJob(job, monotonic() + self._lease_s)
+            self._held.add(held)
+            self._settler.give_back(held, "the answer to its claim was lost")
+            self.hint()
 
     def _give_back_stranded(self) -> None:
         """Jobs claimed ahead of slots whose jobs turned out slow: another worker may have room for them now."""

@@ -54,6 +54,9 @@ class JobQueue(Protocol):
     def claim_by_id(self, job_id: str, queues: Collection[str], owner: str, lease_s: float) -> ClaimedJob | None:
         """Lease this one job if it is queued in one of ``queues`` and due."""
 
+    def unheard(self) -> list[ClaimedJob]:
+        """Jobs that a claim from here was granted although its answer was lost; each is told once."""
+
     def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Loss]:
         """Push the end of these leases to the server's now plus ``lease_s``; return the lost ones."""
 

@@ -8,8 +8,8 @@ Invariants:
 - No document, however it was edited, keeps the others of its batch from being claimed, settled or reaped.
 
 After StoreUnavailable a write may or may not have happened. Enqueue, publish, renew, settle, reap and
-clear_followups may simply be called again. So may claim, but jobs that a lost answer had already
-leased are held by nobody until their lease runs out and they are reaped.
+clear_followups may simply be called again. Before claim is called again, ``unheard`` tells which jobs the
+lost answer had leased: nobody else would know of them until their lease runs out.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from relata_celery.domain.job import Claim, ClaimedJob, ClaimedJobs, JobState
 from relata_celery.domain.outcome import Loss, Reaped, Settlement, Verdict
 
 from . import job_queries as queries
-from .client import Document, translated
+from .client import Database, Document, translated
 from .codec import UnreadableJob, claimed_from_document
 from .indexes import CLAIM, ensure_indexes
 from .inserting import Inserts
 from .settle_queries import Entry, grouped, prepare, settle, still_held
 from .standing import STANDING_FIELDS, cancelled, holds, shows_end, why_lost
+from .unheard import UnheardClaims
 
 #: After a claim lost candidates to others, the next one chooses its own among this many times as many.
 SPREAD = 4
@@ -51,6 +52,18 @@ class Jobs(Inserts):
 
     #: Whether the last claim lost candidates to another.
     _contended = False
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        default_max_attempts: int = 5,
+        retention_failed_s: float | None = None,
+    ) -> None:
+        super().__init__(
+            database, default_max_attempts=default_max_attempts, retention_failed_s=retention_failed_s
+        )
+        self._unheard = UnheardClaims()
 
     # ------------------------------------------------------------ claim
 
@@ -84,10 +97,29 @@ class Jobs(Inserts):
 
         None also for a document that is not as a job's should be: :meth:`claim` judges it.
         """
-        query, pipeline = queries.due_and_readable(job_id, queues), queries.take(owner, secrets.token_hex(4), lease_s)
-        with translated():
+        ticket = secrets.token_hex(4)
+        query, pipeline = queries.due_and_readable(job_id, queues), queries.take(owner, ticket, lease_s)
+        with self._unheard.noted(owner, ticket, [job_id]), translated():
             seen = self._jobs().find_one_and_update(query, pipeline, queries.CLAIM_FIELDS, hint="_id_")
         return None if seen is None else claimed_from_document(seen, owner)
+
+    def unheard(self) -> list[ClaimedJob]:
+        """Jobs that a claim from here was granted without an answer; [] and no round trip when all were answered.
+
+        Each is told once. What the server does with such a claim later still, nobody hears before its lease
+        runs out.
+        """
+        claim = self._unheard.oldest()
+        if claim is None:
+            return []
+        query = {"_id": {"$in": list(claim.ids)}, "lease.ticket": claim.ticket}
+        with translated():
+            granted = list(self._jobs().find(query, queries.CLAIM_FIELDS))
+        self._unheard.answered(claim)
+        return [
+            claimed_from_document({**job, "fence": job["fence"] - 1, "attempts": job["attempts"] - 1}, claim.owner)
+            for job in granted
+        ]
 
     def _head(
         self, queues: Collection[str], limit: int, fields: Mapping[str, Any] = queries.CLAIM_FIELDS
@@ -134,6 +166,12 @@ class Jobs(Inserts):
         if not candidates:
             return []
         ticket = secrets.token_hex(4)
+        with self._unheard.noted(owner, ticket, [job.claim.id for job in candidates]):
+            return self._take_candidates(seen, candidates, owner, ticket, lease_s)
+
+    def _take_candidates(
+        self, seen: Sequence[Document], candidates: list[ClaimedJob], owner: str, ticket: str, lease_s: float
+    ) -> list[ClaimedJob]:
         fences = queries.by_fence((job.claim.id, job.claim.fence - 1) for job in candidates)
         pipeline = queries.take(owner, ticket, lease_s)
         try:
