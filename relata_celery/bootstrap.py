@@ -33,6 +33,7 @@ from .store.client import Database, connect, masked
 from .store.jobs import Jobs
 from .store.limits import Limits
 from .store.mailboxes import Mailboxes
+from .store.pauses import HINT_QUEUE, Pauses
 from .store.watch import Change, OnChange, Watch
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Stores:
     jobs: Jobs
     mailboxes: Mailboxes
     limits: Limits
+    pauses: Pauses
 
     def watch_jobs(self, claimer: Claimer) -> Watch:
         """A change stream that tells this claimer of jobs."""
@@ -75,7 +77,8 @@ class Stores:
         return Watch.jobs(self.database, lambda: claimer.queues, on_change)
 
     def watch_mailboxes(self, queues: Callable[[], set[str]], on_change: OnChange) -> Watch:
-        return Watch.mailboxes(self.database, queues, on_change)
+        """A change stream that tells of messages in these mailboxes, and of what is paused or resumed."""
+        return Watch.mailboxes(self.database, lambda: queues() | {HINT_QUEUE}, on_change)
 
 
 def open_stores(uri: str, settings: Settings | None = None) -> Stores:
@@ -87,7 +90,7 @@ def open_stores(uri: str, settings: Settings | None = None) -> Stores:
     jobs = Jobs(
         database, default_max_attempts=settings.max_attempts, retention_failed_s=settings.retention_failed
     )
-    return Stores(database, jobs, Mailboxes(database), Limits(database))
+    return Stores(database, jobs, Mailboxes(database), Limits(database), Pauses(database))
 
 
 def mongodb_uri(app: Any) -> str:
@@ -217,6 +220,7 @@ def make_service(
         random=random,
         on_overrun=on_overrun,
         limited=Limited(stores.limits, LIMITED_QUEUES, {AI: limit_spec(settings)}),
+        pauses=stores.pauses,
     )
 
 

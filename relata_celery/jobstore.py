@@ -1,4 +1,4 @@
-"""The jobs of an app, for programs: look, cancel, retry, count."""
+"""The jobs of an app, for programs: look, cancel, retry, pause, count."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 from . import bootstrap
 from .domain.job import ErrorClass, Job, JobState
+from .domain.pauses import Paused
 from .store.by_hand import Change
 from .store.jobs import Jobs
+from .store.pauses import Pauses
 from .store.stats import QueueDepth, Stats
 
 
@@ -22,6 +24,7 @@ class StoreStats:
     queues: tuple[QueueDepth, ...]
     expired_leases: int
     pending_followups: int
+    paused: Paused
 
 
 class JobStore:
@@ -30,6 +33,7 @@ class JobStore:
     def __init__(self, jobs: Jobs, retention_failed_s: float | None) -> None:
         self.jobs = jobs
         self._retention_failed_s = retention_failed_s
+        self._pauses = Pauses(jobs.database)
 
     @classmethod
     def from_app(cls, app: Any) -> JobStore:
@@ -93,7 +97,36 @@ class JobStore:
         """What stands in the database now: jobs by state, and each queue that has queued or running jobs."""
         stats = Stats(self.jobs.database)
         totals = stats.totals()
-        return StoreStats(totals.by_state, tuple(stats.depths()), totals.expired_leases, totals.pending_followups)
+        return StoreStats(
+            totals.by_state, tuple(stats.depths()), totals.expired_leases, totals.pending_followups, self.paused()
+        )
+
+    def pause_queue(self, name: str | Sequence[str]) -> dict[str, bool]:
+        """Have no worker begin a job of these queues, from a second from now until they are resumed.
+
+        What runs goes on, what is published waits. Durable: workers that start later obey too. Says of each
+        queue whether that is new; any name may be paused, whether there are jobs or not. Raises ValueError.
+        """
+        return self._pauses.pause("queues", _several(name))
+
+    def resume_queue(self, name: str | Sequence[str]) -> dict[str, bool]:
+        """End the pause of these queues; says of each whether it was paused."""
+        return self._pauses.resume("queues", _several(name))
+
+    def pause_type(self, name: str | Sequence[str]) -> dict[str, bool]:
+        """Have no worker begin a job of these types, as :meth:`pause_queue`.
+
+        Their waiting jobs are put aside (some thousand a second), so that other types' jobs behind them come first.
+        """
+        return self._pauses.pause("types", _several(name))
+
+    def resume_type(self, name: str | Sequence[str]) -> dict[str, bool]:
+        """End the pause of these types; says of each whether it was paused. Waiting jobs have kept their order."""
+        return self._pauses.resume("types", _several(name))
+
+    def paused(self) -> Paused:
+        """The queues and types that are paused, each with the moment since when."""
+        return self._pauses.paused()
 
 
 def _several(value: Any) -> Any:

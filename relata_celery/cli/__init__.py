@@ -7,7 +7,7 @@ nothing but click: each command is loaded when it is asked for.
     reach.py      from the command line to the app's jobs
     options.py    what people type: times, states, several values
     render.py     terminal and JSON; job_page.py one job, payload.py what its message holds
-    jobs.py queues.py stats.py doctor.py embedded.py demo.py    one file per noun
+    jobs.py queues.py types.py stats.py doctor.py embedded.py demo.py    one file per noun; pausing.py of two of them
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import click
 from .commands import Commands
 
 _ROOMS = {
-    name: f"relata_celery.cli.{name}" for name in ("demo", "doctor", "embedded", "jobs", "queues", "stats")
+    name: f"relata_celery.cli.{name}"
+    for name in ("demo", "doctor", "embedded", "jobs", "queues", "stats", "types")
 }
 
 

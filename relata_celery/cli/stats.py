@@ -26,13 +26,16 @@ def stats(as_json: bool) -> None:
     """Count the jobs by state, queue and type.
 
     Also tells how long the oldest due job has waited, how many leases ran out (a worker died, and no
-    other has taken its jobs back yet), and how many ended jobs still have follow-ups to publish.
+    other has taken its jobs back yet), how many ended jobs still have follow-ups to publish, and what is paused.
     """
-    database = job_store().jobs.database
+    store = job_store()
+    database = store.jobs.database
     source = Stats(database)
     totals, depths = source.totals(), source.depths()
     report = summary(tally(database), depths)
     report.update(expired_leases=totals.expired_leases, pending_followups=totals.pending_followups)
+    paused = store.paused()
+    report["paused"] = {"queues": sorted(paused.queues), "types": sorted(paused.types)}
     if as_json:
         render.print_json(report)
     else:
@@ -71,6 +74,7 @@ def _by_state(rows: Iterable[Tally]) -> dict[str, int]:
 def _print(report: Mapping[str, Any]) -> None:
     if not report["total"]:
         render.say("No jobs yet.")
+        _print_paused(report["paused"])
         return
     numbers = [f"+{state.upper()}" for state in render.STATES]
     rows = [
@@ -88,6 +92,13 @@ def _print(report: Mapping[str, Any]) -> None:
         (report["pending_followups"], "ended job(s) have follow-ups that are not published yet"),
     ):
         render.say(f"{number:,} {what}")
+    _print_paused(report["paused"])
+
+
+def _print_paused(paused: Mapping[str, list[str]]) -> None:
+    for what, names in paused.items():
+        if names:
+            render.say(f"paused {what}: {', '.join(map(render.shown, names))}")
 
 
 def _numbers(counts: Mapping[str, int]) -> list[str]:

@@ -23,6 +23,7 @@ from time import monotonic
 
 from relata_celery.domain.job import ClaimedJob, ClaimedJobs
 from relata_celery.domain.outcome import Cancelled, Released
+from relata_celery.domain.pauses import Paused
 
 from .background import Background
 from .held import Held, HeldJob, Phase, StopReason
@@ -82,6 +83,7 @@ class Claimer(Background):
         on_lost: Callable[[HeldJob, StopReason, str], None],
         random: Callable[[], float],
         gate: Gate | None = None,
+        paused: Callable[[], Paused | None] = Paused,
     ) -> None:
         super().__init__(random=random)
         #: Told True when for a while there were more jobs than room, and False when that is over.
@@ -89,6 +91,7 @@ class Claimer(Background):
         #: Told, on the claimer's thread, that the queues are others than before.
         self.on_queues: Callable[[], None] = lambda: None
         self._gate = gate
+        self._paused = paused
         self._queue = queue
         self._held = held
         self._settler = settler
@@ -121,8 +124,19 @@ class Claimer(Background):
     # -- what to claim from -----------------------------------------------------------------
 
     @property
-    def queues(self) -> Collection[str]:
+    def consumed(self) -> Collection[str]:
+        """The queues that this worker was told to consume."""
         return self._queues
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Those of them that are not paused; none as long as that is not known."""
+        paused = self._paused()
+        return () if paused is None else tuple(name for name in self._queues if name not in paused.queues)
+
+    def _paused_types(self) -> Collection[str]:
+        paused = self._paused()
+        return () if paused is None else paused.types
 
     def consume(self, queue: str) -> None:
         with self._queues_lock:
@@ -210,8 +224,9 @@ class Claimer(Background):
         if self._draining:
             self._return_slots()
             return None
-        if self._told_queues != self._queues:
-            self._told_queues = self._queues
+        queues = self.queues
+        if self._told_queues != queues:
+            self._told_queues = queues
             self.on_queues()
         asked, self._asked = self._asked, False
         now = monotonic()
@@ -244,11 +259,12 @@ class Claimer(Background):
         due = self._heard_of(monotonic())
         if len(due) != 1 or self._backlog or self._held.occupying >= self.most():
             return False
-        if self._gate is not None and self._gate.guards(self._queues):
+        queues = self.queues
+        if self._gate is not None and self._gate.guards(queues):
             return False
         self.taken(due[0])
         sent_at = monotonic()
-        job = self._queue.claim_by_id(due[0], self._queues, self._owner, self._lease_s)
+        job = self._queue.claim_by_id(due[0], queues, self._owner, self._lease_s, self._paused_types())
         self.answered()
         self._take([] if job is None else [job], sent_at + self._lease_s)
         self._note_race(won=job is not None)
@@ -264,7 +280,7 @@ class Claimer(Background):
             # Past, it is no reason to look again; when the next job is due is asked once there is room.
             self._due_at, self._ask_due = None, True
         self._target = self.most()
-        queues, room = self._queues, min(self._target - self._held.occupying, MAX_BATCH)
+        queues, room = self.queues, min(self._target - self._held.occupying, MAX_BATCH)
         if not queues or room <= 0:
             self._backlog = self._backlog or self._hinted or self._ask_due or bool(due)
             self._return_slots()
@@ -305,7 +321,7 @@ class Claimer(Background):
 
     def _claim(self, queues: Collection[str], room: int, admit: Admit | None = None) -> ClaimedJobs:
         sent_at = monotonic()
-        claimed = self._queue.claim(queues, room, self._owner, self._lease_s, admit)
+        claimed = self._queue.claim(queues, room, self._owner, self._lease_s, admit, self._paused_types())
         self.answered()
         self._take(claimed, sent_at + self._lease_s)
         return claimed

@@ -44,15 +44,24 @@ class JobQueue(Protocol):
         """Insert jobs as ``queued``; for each, say whether it was inserted (True) or its id existed."""
 
     def claim(
-        self, queues: Collection[str], limit: int, owner: str, lease_s: float, admit: Admit | None = None
+        self,
+        queues: Collection[str],
+        limit: int,
+        owner: str,
+        lease_s: float,
+        admit: Admit | None = None,
+        paused_types: Collection[str] = (),
     ) -> ClaimedJobs:
         """Lease up to ``limit`` due jobs of ``queues`` to ``owner``, highest priority and oldest first.
 
-        Of those found due only the ones that ``admit`` lets in are leased; the others stay as they are.
+        Of those found due only the ones that ``admit`` lets in are leased, and none of ``paused_types``; the
+        others stay queued.
         """
 
-    def claim_by_id(self, job_id: str, queues: Collection[str], owner: str, lease_s: float) -> ClaimedJob | None:
-        """Lease this one job if it is queued in one of ``queues`` and due."""
+    def claim_by_id(
+        self, job_id: str, queues: Collection[str], owner: str, lease_s: float, paused_types: Collection[str] = ()
+    ) -> ClaimedJob | None:
+        """Lease this one job if it is queued in one of ``queues``, due, and of no paused type."""
 
     def unheard(self) -> list[ClaimedJob]:
         """Jobs that a claim from here was granted although its answer was lost; each is told once."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from relata_celery.domain.events import Event
 from relata_celery.domain.job import ClaimedJob, JobState
 from relata_celery.domain.outcome import LeaseForfeited, Outcome, Released, Settlement, Verdict
+from relata_celery.domain.pauses import Paused
 
 from .claiming import Claimer
 from .deadlines import Deadlines
@@ -21,6 +22,7 @@ from .draining import Drain
 from .following import FollowupToJob, NothingFollows, Publisher
 from .held import AttemptControl, Held, HeldJob, Phase, StopReason
 from .limiting import Gate, Limited
+from .pausing import PauseStore, Pausing
 from .ports import AfterFailure, JobQueue
 from .pulse import Pulse
 from .reaping import Reaper
@@ -61,6 +63,7 @@ class LeaseService:
         random: Callable[[], float],
         on_overrun: Callable[[], None] = lambda: None,
         limited: Limited | None = None,
+        pauses: PauseStore | None = None,
     ) -> None:
         self.owner = owner
         self._drain_asked = self._stop_asked = False
@@ -102,7 +105,11 @@ class LeaseService:
             on_lost=self.lose,
             random=random,
             gate=self.gate,
+            paused=self.known_paused,
         )
+        self.pausing: Pausing | None = None
+        if pauses is not None:
+            self.pausing = Pausing(pauses, lambda: self.claimer.consumed, self.claimer.hint, random)
         self.reaper = Reaper(
             queue,
             settings.reap_period_s,
@@ -114,7 +121,8 @@ class LeaseService:
         )
         self.drain = Drain(self.held, self.claimer, self.settler, settings.drain_s, on_overrun)
 
-        self.parts = (self.settler, self.renewer, self.deadlines, self.reaper, self.claimer)
+        parts = (self.settler, self.renewer, self.deadlines, self.reaper, self.claimer, self.pausing)
+        self.parts = tuple(part for part in parts if part is not None)
         self.pulse = Pulse(self.parts, random)
 
     def start(self) -> None:
@@ -144,6 +152,18 @@ class LeaseService:
             self.drain.now()
         elif self._drain_asked:
             self.drain.begin()
+
+    # -- what is paused -------------------------------------------------------------------------
+
+    def known_paused(self) -> Paused | None:
+        """What is paused as far as is known; None before the first answer. Asks nobody."""
+        return Paused() if self.pausing is None else self.pausing.known
+
+    def paused(self) -> Paused:
+        """What is paused; asks only while nothing is known."""
+        if self.pausing is None:
+            return Paused()
+        return self.pausing.known or self.pausing.look()
 
     # -- what seams report ----------------------------------------------------------------------
 

@@ -18,12 +18,14 @@ from .job_queries import (
     QUEUED,
     REMOVE,
     RUNNING,
+    SHELVED,
     Pipeline,
     cancelled_if,
     entry_of,
     expire_at,
     has_type,
     literal,
+    number_of,
     with_entry,
 )
 
@@ -139,6 +141,7 @@ def retry() -> Pipeline:
     ``expires_at`` goes: a person who asks for another run does not want it refused as too late.
     """
     cleared = ("result", "ignored", "placeholder", "forgotten", "error", "error_class", "exception", "custom")
+    on_shelf = {"$gte": [number_of("$rank"), SHELVED]}
     ended = ("finished_at", "expire_at", "expires_at", "cancel_requested", "revoked", "lease")
     return [
         {
@@ -147,6 +150,8 @@ def retry() -> Pipeline:
                 "state": QUEUED,
                 "run_at": NOW,
                 "attempts": literal(0),
+                # One that was cancelled on the shelf of a paused type, which may be paused no more.
+                "rank": {"$cond": [on_shelf, {"$subtract": ["$rank", SHELVED]}, "$rank"]},
                 "unique_live": {"$cond": [has_type("$unique_key", "string"), "$unique_key", REMOVE]},
             }
         }

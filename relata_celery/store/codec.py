@@ -44,7 +44,8 @@ FIELDS: Mapping[str, str] = {
     "queue": "str",
     "state": "str: a JobState",
     "priority": "int 0..9, 9 first",
-    "rank": "int 9..0: 9 - priority, so that one ascending index serves the highest priority first",
+    "rank": "int 9..0: 9 - priority, so that one ascending index serves the highest priority first; "
+    "100 more while its type is paused",
     "run_at": "date: not before",
     "created_at": "date: by an estimate of the server's clock that is never ahead of it",
     "started_at": "date: of the newest attempt",

@@ -38,6 +38,8 @@ RUNNING = JobState.RUNNING.value
 FAILED = JobState.FAILED.value
 CANCELLED = JobState.CANCELLED.value
 RANKS = list(range(10))
+#: What is added to the rank of a waiting job whose type is paused: no claim looks so far.
+SHELVED = 100
 
 #: At or after it is every date that a document can hold, and nothing of another type.
 _FIRST_DATE = datetime.min.replace(tzinfo=timezone.utc)
@@ -153,14 +155,16 @@ DUE: Mapping[str, Any] = {"$lte": ["$run_at", NOW]}
 
 def due(queues: Collection[str]) -> Document:
     """Queued jobs of these queues whose time has come, by the server's clock."""
-    return {"state": QUEUED, "queue": {"$in": list(queues)}, "$expr": DUE}
+    unshelved = {"$not": {"$gte": SHELVED}}
+    return {"state": QUEUED, "queue": {"$in": list(queues)}, "rank": unshelved, "$expr": DUE}
 
 
-def due_and_readable(job_id: str, queues: Collection[str]) -> Document:
-    """This job, if it is due and all that executing needs of it is of the right type."""
+def due_and_readable(job_id: str, queues: Collection[str], paused_types: Collection[str]) -> Document:
+    """This job, if it is due, of no paused type, and all that executing needs of it is of the right type."""
     whole = {"$type": ["int", "long"]}
-    types = {"type": {"$type": "string"}, "message": {"$type": "object"}, "fence": whole, "attempts": whole}
-    return {"_id": job_id, **due(queues), **types, "max_attempts": whole}
+    numbers = dict.fromkeys(("fence", "attempts", "max_attempts"), whole)
+    type_ = {"$type": "string", "$nin": list(paused_types)}
+    return {"_id": job_id, **due(queues), "type": type_, "message": {"$type": "object"}, **numbers}
 
 
 #: The order of claiming; the claim index gives it without a sort, by merging one scan per queue.
@@ -181,6 +185,11 @@ CLAIM_FIELDS: Mapping[str, Any] = {
     "expired": {"$and": [has_type("$expires_at", "date"), {"$lte": ["$expires_at", NOW]}]},
     "now": NOW,
 }
+
+
+def shelve(ids: Sequence[Any]) -> tuple[Document, Document]:
+    """Put these waiting jobs where no claim looks: the filter and the update."""
+    return {"_id": {"$in": list(ids)}, "state": QUEUED, "rank": {"$lt": SHELVED}}, {"$inc": {"rank": SHELVED}}
 
 
 def take(owner: str, ticket: str, lease_s: float) -> Pipeline:

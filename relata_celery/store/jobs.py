@@ -74,31 +74,38 @@ class Jobs(Inserts):
         owner: str,
         lease_s: float,
         admit: Callable[[Sequence[str]], Sequence[bool]] | None = None,
+        paused_types: Collection[str] = (),
     ) -> ClaimedJobs:
         """Lease up to ``limit`` due jobs of ``queues`` to ``owner``, highest priority and oldest first.
 
         Eligible: queued, ``run_at`` reached. Changed: state, fence, attempts, started_at, lease. Two round
         trips, three when others claimed the same jobs meanwhile. A document that cannot be read is
         failed here (permanent), and the rest is claimed. ``admit`` is asked between finding and leasing,
-        with the queue of each job found; those that it does not let in are left as they are.
+        with the queue of each job found; those that it does not let in are left as they are. Jobs of
+        ``paused_types`` are put where no claim looks until their type is resumed.
         """
         if limit < 1 or not queues:
             return ClaimedJobs()
         seen = head = self._head(queues, limit * SPREAD, {"rank": 1}) if self._contended else self._head(queues, limit)
         if self._contended:
             seen = self._spread(head, limit)
+        if paused_types:
+            seen = self._shelve(seen, paused_types)
         if admit is not None and seen:
             admitted = admit([str(document.get("queue")) for document in seen])
             seen = [document for document, lets_in in zip(seen, admitted, strict=True) if lets_in]
         return ClaimedJobs(self._take(seen, owner, lease_s), more=len(head) >= limit)
 
-    def claim_by_id(self, job_id: str, queues: Collection[str], owner: str, lease_s: float) -> ClaimedJob | None:
-        """Lease this one job if it is queued in one of ``queues`` and due. One round trip.
+    def claim_by_id(
+        self, job_id: str, queues: Collection[str], owner: str, lease_s: float, paused_types: Collection[str] = ()
+    ) -> ClaimedJob | None:
+        """Lease this one job if it is queued in one of ``queues``, due, and of no paused type. One round trip.
 
         None also for a document that is not as a job's should be: :meth:`claim` judges it.
         """
         ticket = secrets.token_hex(4)
-        query, pipeline = queries.due_and_readable(job_id, queues), queries.take(owner, ticket, lease_s)
+        query = queries.due_and_readable(job_id, queues, paused_types)
+        pipeline = queries.take(owner, ticket, lease_s)
         with self._unheard.noted(owner, ticket, [job_id]), translated():
             seen = self._jobs().find_one_and_update(query, pipeline, queries.CLAIM_FIELDS, hint="_id_")
         return None if seen is None else claimed_from_document(seen, owner)
@@ -139,6 +146,15 @@ class Jobs(Inserts):
                     raise
                 ensure_indexes(self.database)
                 return find()
+
+    def _shelve(self, seen: Sequence[Document], paused_types: Collection[str]) -> list[Document]:
+        """Those of no paused type; the others are put aside, or each claim would pass them by anew."""
+        paused = [document["_id"] for document in seen if document.get("type") in paused_types]
+        if paused:
+            which, update = queries.shelve(paused)
+            with translated():
+                self._jobs().update_many(which, update, hint="_id_")
+        return [document for document in seen if document.get("type") not in paused_types]
 
     def _spread(self, head: list[Document], limit: int) -> list[Document]:
         """Candidates chosen at random among these, within each priority."""

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from relata_celery.engine.background import Background
-from relata_celery.store.watch import Watch
+from relata_celery.store.pauses import HINT_QUEUE
+from relata_celery.store.watch import Change, Watch
 
 if TYPE_CHECKING:
     from .transport import Transport
@@ -33,7 +34,7 @@ class MailReader(Background):
             return None
         if self._watch is None:
             self._watch = self._transport.stores.watch_mailboxes(
-                lambda: set(self._transport.listening), lambda _change: self.wake()
+                lambda: set(self._transport.listening), self._on_change
             )
             self._watch.rest(self._resting)
             self._watch.start()
@@ -42,7 +43,18 @@ class MailReader(Background):
         if messages:
             self._transport.deliver_mail(messages)
             return 0.0
-        return WATCHED_POLL_S if self._watch.healthy else POLL_S
+        return WATCHED_POLL_S if self.watched else POLL_S
+
+    @property
+    def watched(self) -> bool:
+        """Whether a change stream tells what comes at this moment."""
+        return self._watch is not None and self._watch.healthy
+
+    def _on_change(self, change: Change) -> None:
+        if change.queue in (None, HINT_QUEUE):
+            self._transport.pauses_changed()
+        if change.queue != HINT_QUEUE:
+            self.wake()
 
     def listening_changed(self) -> None:
         """A mailbox was added: have the change stream follow it, and look now."""

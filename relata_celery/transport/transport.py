@@ -134,8 +134,15 @@ class Transport(virtual.Transport):
     def attach(self, service: LeaseService, knows_type: Callable[[str], bool]) -> None:
         """Have this connection's jobs claimed by a worker's engine."""
         self._service, self._attached, self.knows_type = service, True, knows_type
+        if service.pausing is not None:
+            service.pausing.heard = lambda: self._mail is not None and self._mail.watched
         for queue in self._job_queues:
             service.claimer.consume(queue)
+
+    def pauses_changed(self) -> None:
+        """What is paused may have changed: have the engine look."""
+        if self._service is not None and self._service.pausing is not None:
+            self._service.pausing.wake()
 
     def consume(self, queue: str) -> None:
         if queue not in self._job_queues:
@@ -160,12 +167,15 @@ class Transport(virtual.Transport):
     def claim_one(self, queue: str) -> dict[str, Any] | None:
         """Claim one job of this queue, as its consumers would; None when there is none that may run now."""
         service = self.lease_service
+        paused = service.paused()
+        if queue in paused.queues:
+            return None
         lease_s = service.settings.lease_s
         gate = service.gate if service.gate is not None and service.gate.guards([queue]) else None
         while gate is None or gate.open([queue]):
             sent_at = monotonic()
             admit = None if gate is None else gate.admit
-            claimed = self.stores.jobs.claim([queue], 1, service.owner, lease_s, admit)
+            claimed = self.stores.jobs.claim([queue], 1, service.owner, lease_s, admit, paused.types)
             if not claimed:
                 break
             held = service.hold(claimed[0], sent_at + lease_s)

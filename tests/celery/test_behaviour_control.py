@@ -104,7 +104,7 @@ def test_the_stream_of_a_new_worker_follows_its_queues_from_the_beginning(sites:
 def test_stats_show_how_the_engine_fares(site: Site) -> None:
     site.works(2)
     parts = answer(site, "stats")["relata"]
-    assert set(parts) == {"settler", "renewer", "deadlines", "reaper", "claimer"}
+    assert set(parts) == {"settler", "renewer", "deadlines", "reaper", "claimer", "pauses"}
     assert all(part["alive"] for part in parts.values())
     assert parts["claimer"]["answered_s_ago"] >= 0
     assert parts["deadlines"]["answered_s_ago"] is None

@@ -262,7 +262,8 @@ def test_a_job_that_does_not_exist_is_status_1(database_uri: str) -> None:
     "words",
     [
         *("stats", "doctor", "demo", "jobs list", "jobs show", "jobs retry", "jobs cancel", "jobs purge"),
-        *("queues list", "embedded start", "embedded stop", "embedded status"),
+        *("queues list", "queues pause", "queues resume", "types pause", "types resume"),
+        *("embedded start", "embedded stop", "embedded status"),
     ],
 )
 def test_every_command_has_help_with_examples(words: str) -> None:

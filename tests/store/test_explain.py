@@ -15,6 +15,7 @@ from relata_celery.domain.job import ClaimedJob, JobState
 from relata_celery.store.client import Database, connect
 from relata_celery.store.codec import COLLECTION
 from relata_celery.store.jobs import Jobs
+from relata_celery.store.pauses import Pauses
 from relata_celery.store.stats import Stats
 from tests.mongo import with_database
 from tests.store.builders import LEASE_S, expire_lease, failure, new_job, success
@@ -164,3 +165,20 @@ def test_counting_a_queue_reads_keys_and_no_documents(crowded: Database) -> None
     assert record["docsExamined"] == 0
     for record in examined(crowded, lambda: Stats(crowded).depths()):
         assert record.get("docsExamined", 0) <= 200
+
+
+def test_a_claim_passes_by_the_backlog_of_a_paused_type(crowded: Database) -> None:
+    jobs, pauses = Jobs(crowded), Pauses(crowded)
+    jobs.enqueue([new_job(queue="a", type="paused", priority=9) for _ in range(5000)])
+    pauses.pause("types", ["paused"])
+    try:
+        for _ in range(2):
+            records = examined(
+                crowded, lambda: jobs.claim(["a", "b"], 20, "w1", LEASE_S, paused_types=["paused"])
+            )
+            assert_cheap(records, 20)
+            assert records[0]["nreturned"] == 20
+        assert_cheap(examined(crowded, lambda: jobs.next_due_in(["a"])), 10)
+    finally:
+        pauses.resume("types", ["paused"])
+        jobs.delete([job.id for job in jobs.find(types=["paused"], limit=5000)])

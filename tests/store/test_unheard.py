@@ -78,7 +78,7 @@ class _Muted(Bench):
 
     def _claim_unheard(self, *args: Any) -> Any:
         try:
-            return self._claim(*args[:4], self._admit)
+            return self._claim(*args[:4], self._admit, *args[5:])
         finally:
             self._admit = lambda queues: [True] * len(queues)
 
