@@ -13,6 +13,7 @@ that is safe: short, picklable, and without the text of exceptions that were not
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -75,6 +76,7 @@ class Ticket(NamedTuple):
     board: tuple[str, int, int] | None
     max_result_bytes: int
     limits: tuple[str, ...] = ()
+    snooze_left_s: float = math.inf
 
 
 _readers: dict[str, BoardReader] = {}
@@ -259,6 +261,11 @@ class Attempt:
         info = describe(exc, task.__module__)
         snooze_s = retry_after_s(exc, time())
         if snooze_s is not None and info.error_class is ErrorClass.TRANSIENT:
+            if snooze_s > self.ticket.snooze_left_s:
+                self.retries_spent = True
+                text = cap(f"put off for as long as relata_snooze_limit allows: {info.text}")
+                info = replace(info, text=text, args_json=None)
+                return self._fail(task, JobError(text, error_class=info.error_class), info)
             self.outcome = Snoozed(snooze_s, info.text)
             return drop_context(Retry(info.text, exc=JobError(info.text), when=snooze_s))
         return self._fail(task, exc, info)

@@ -83,6 +83,7 @@ class Settings(BaseSettings):
     max_attempts: int = _whole(5, 1, MAX_ATTEMPTS)
     drain_timeout: float = _seconds(30.0, 0.0, DAY_S)
     claim_ahead: float = _seconds(0.1, 0.0, 60.0)
+    snooze_limit: float = _seconds(DAY_S, 1.0, 365 * DAY_S)
     workers_enabled: bool = Field(default=True, description="true or false")
     ai_concurrency: int = _whole(1, 1, 10_000)
     ai_rate: str | None = Field(default=None, description=_RATE_ALLOWED)

@@ -164,6 +164,7 @@ class LeasedRequest(Request):
             board=board,
             max_result_bytes=self._worker.settings.max_result_bytes,
             limits=held.limits,
+            snooze_left_s=max(self._worker.settings.snooze_limit - held.job.snoozed_s, 0.0),
         )
 
     def _stated_limits(self) -> tuple[tuple[float, StopReason], float]:

@@ -42,6 +42,13 @@ _BY_NAME: Mapping[tuple[str, str], ErrorClass] = {
     ("kombu", "ContentDisallowed"): ErrorClass.PERMANENT,
     ("kombu", "DecodeError"): ErrorClass.PERMANENT,
     ("kombu", "EncodeError"): ErrorClass.PERMANENT,
+    # What a model answered is not what was asked for: the same question is likely to get the same answer.
+    ("json", "JSONDecodeError"): ErrorClass.INVALID,
+    ("jsonschema", "ValidationError"): ErrorClass.INVALID,
+    ("openai", "LengthFinishReasonError"): ErrorClass.INVALID,
+    ("pydantic", "ValidationError"): ErrorClass.INVALID,
+    ("pydantic_core", "ValidationError"): ErrorClass.INVALID,
+    ("openai", "ContentFilterFinishReasonError"): ErrorClass.PERMANENT,
 }
 
 #: Libraries whose ``code`` counts something else than HTTP does.
@@ -50,6 +57,8 @@ _OTHER_CODES = frozenset({"pymongo"})
 _MAX_CHAIN = 5
 _FIRST_FRAMES, _LAST_FRAMES = 10, 30
 _MAX_HEADERS = 200
+#: A longer answer than this is no refusal in a few words, and is not looked into, in bytes.
+_MAX_BODY = 20_000
 _MAX_HEADER_TEXT = 200
 _NUMBER = re.compile(r"\d{1,15}(?:\.\d{0,9})?|\.\d{1,9}", re.ASCII)
 _DURATION = re.compile(r"(?:\d{1,12}(?:\.\d{1,9})?(?:ms|us|[dhms]))+", re.ASCII)
@@ -218,8 +227,10 @@ def _is_network_error(exc: BaseException) -> bool:
 
 def _is_out_of_quota(exc: BaseException) -> bool:
     """True for ``insufficient_quota``: a 429 that no waiting mends."""
-    body = _attribute(exc, "body")
-    places = [exc, body, _item(body, "error")]
+    bodies = [_attribute(exc, "body")]
+    if http_status(exc) == _TOO_MANY_REQUESTS:
+        bodies.append(_answered(_attribute(exc, "response")))
+    places = [exc, *bodies, *(_item(body, "error") for body in bodies)]
     return any(
         found == "insufficient_quota"
         for owner in places
@@ -227,6 +238,15 @@ def _is_out_of_quota(exc: BaseException) -> bool:
         for found in (_item(owner, name) if type(owner) is dict else _attribute(owner, name),)
         if type(found) is str
     )
+
+
+def _answered(response: object) -> Any:
+    """The JSON that an httpx or requests response was answered with, if all of it is there already."""
+    try:
+        content = vars(response).get("_content")
+        return json.loads(content) if isinstance(content, bytes) and len(content) <= _MAX_BODY else None
+    except Exception:
+        return None
 
 
 def _headers(exc: BaseException) -> dict[str, str]:

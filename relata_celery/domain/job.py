@@ -188,7 +188,8 @@ class ClaimedJob:
 
     ``attempt`` counts from 1 and includes this one. ``expired`` says that the job's ``expires``
     had passed, by the server's clock, when it was claimed: it must be settled unexecuted.
-    ``claimed_at`` is the server's time of the claim.
+    ``claimed_at`` is the server's time of the claim. ``snoozed_s``: for how long in all it was put off
+    without spending an attempt.
     """
 
     claim: Claim
@@ -201,6 +202,7 @@ class ClaimedJob:
     claimed_at: datetime
     item_id: str | None = None
     snoozes: int = 0
+    snoozed_s: float = 0.0
     expired: bool = False
 
 

@@ -146,7 +146,7 @@ def retry() -> Pipeline:
     return [
         {
             "$set": {
-                **dict.fromkeys((*cleared, *ended), REMOVE),
+                **dict.fromkeys((*cleared, *ended, "snoozed_ms"), REMOVE),
                 "state": QUEUED,
                 "run_at": NOW,
                 "attempts": literal(0),

@@ -68,6 +68,7 @@ FIELDS: Mapping[str, str] = {
     "history": "[{number, fence, started_at, ended_at, duration_ms, worker, outcome, error_class, error}]",
     "history_skipped": "int: attempts dropped between the first and the newest kept",
     "snoozes": "int: how often it was put back without spending an attempt",
+    "snoozed_ms": "int: for how long in all, in milliseconds, each time counted as a second at least",
     "result": "{content_type str, content_encoding str, body str or bytes}",
     "ignored": "bool: the handler ended without a result to keep",
     "placeholder": "bool: the next job published under this id takes this document's place",
@@ -211,7 +212,9 @@ def claimed_from_document(document: Mapping[str, Any], owner: str) -> ClaimedJob
             seen = "missing" if value is None else f"a {type(value).__name__}"
             raise UnreadableJob(f"{name} is {seen}, expected {expected}") from None
 
-    priority, snoozes, item_id = (document.get(name) for name in ("priority", "snoozes", "item_id"))
+    priority, snoozes, snoozed_ms, item_id = (
+        document.get(name) for name in ("priority", "snoozes", "snoozed_ms", "item_id")
+    )
     return ClaimedJob(
         claim=Claim(need("_id", text, "a text"), need("fence", whole, "a whole number") + 1, owner),
         type=need("type", text, "a text"),
@@ -223,5 +226,6 @@ def claimed_from_document(document: Mapping[str, Any], owner: str) -> ClaimedJob
         claimed_at=need("now", moment, "a date"),
         item_id=item_id if isinstance(item_id, str) else None,
         snoozes=snoozes if isinstance(snoozes, int) else 0,
+        snoozed_s=snoozed_ms / 1000 if isinstance(snoozed_ms, (int, float)) else 0.0,
         expired=document.get("expired") is True,
     )

@@ -182,6 +182,7 @@ CLAIM_FIELDS: Mapping[str, Any] = {
     "fence": 1,
     "item_id": 1,
     "snoozes": 1,
+    "snoozed_ms": 1,
     "expired": {"$and": [has_type("$expires_at", "date"), {"$lte": ["$expires_at", NOW]}]},
     "now": NOW,
 }

@@ -39,6 +39,9 @@ from .job_queries import (
 #: One update's own values may together be this large; MongoDB takes 16 MiB for a whole statement.
 MAX_GROUP_BYTES = 4_194_304
 
+#: What a snooze counts for at least: a job that is put off by nothing, for ever, comes to an end too.
+LEAST_SNOOZE_MS = 1000
+
 #: Where a document's own values stand while its pipeline runs; never stored.
 _OWN = "__own"
 
@@ -155,6 +158,8 @@ def _fields(shape: Shape, revoked_retention_s: float | None) -> Document:
         )
     if shape.recorded is AttemptOutcome.SNOOZED:
         fields["snoozes"] = {"$add": [number_of("$snoozes"), 1]}
+        put_off = {"$max": [own["delay_ms"], LEAST_SNOOZE_MS]}
+        fields["snoozed_ms"] = {"$add": [number_of("$snoozed_ms"), put_off]}
     if shape.restart:
         fields["attempts"] = literal(0)
     elif not shape.counted:

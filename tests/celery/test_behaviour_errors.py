@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from bson import json_util
 
-from relata_celery import InvalidOutputError, PermanentError, TransientError
+from relata_celery import InvalidOutputError, JobError, PermanentError, TransientError
 from tests.celery.apps_behaviour import SECRET
-from tests.celery.behaviour import Site
+from tests.celery.behaviour import POOLS, QUEUES, Site, Sites
 from tests.waiting import wait_until
 
 
@@ -102,6 +102,15 @@ def test_a_rate_limit_spends_no_attempt(site: Site) -> None:
     document = site.document(result)
     assert (document["attempts"], document["snoozes"]) == (1, 3)
     assert site.outcomes(result) == ["snoozed"] * 3 + ["succeeded"]
+
+
+def test_a_rate_limit_that_lasts_longer_than_snoozing_may_fails_the_job(sites: Sites) -> None:
+    with sites.started("threads", *POOLS["threads"], "-Q", QUEUES, env={"RELATA_SNOOZE_LIMIT": "2.5"}) as site:
+        result = site.send("rate_limited", 1000)
+        with pytest.raises(JobError, match="relata_snooze_limit allows: slow down"):
+            site.get(result)
+        assert site.outcomes(result) == ["snoozed"] * 3 + ["failed"]
+        assert site.document(result)["attempts"] == 1
 
 
 def test_http_429_with_retry_after_waits_as_told(site: Site) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -90,6 +92,18 @@ def test_a_snooze_and_a_release_give_the_attempt_back_and_only_the_snooze_is_rec
     again = claim_one(jobs)
     assert (again.attempt, again.snoozes, again.claim.fence) == (1, 1, 3)
     assert [entry.outcome for entry in read(jobs, job.claim.id).history] == [AttemptOutcome.SNOOZED]
+
+
+def test_how_long_a_job_was_put_off_adds_up_until_it_is_retried_by_hand(jobs: Jobs) -> None:
+    job = claimed(jobs)
+    for delay_s in (0.0, 90.0):
+        jobs.settle([replace(snooze(job), delay_s=delay_s)])
+        edit(jobs.database, job.claim.id, run_at=datetime(2020, 1, 1, tzinfo=timezone.utc))
+        job = claim_one(jobs)
+    assert job.snoozed_s == 91.0, "a snooze of no time counts as a second"
+    jobs.settle([failure(job)])
+    assert jobs.retry(job.claim.id)
+    assert claim_one(jobs).snoozed_s == 0.0
 
 
 def test_a_replacement_takes_message_type_and_max_attempts_and_counts_anew(jobs: Jobs) -> None:

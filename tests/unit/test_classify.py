@@ -16,6 +16,7 @@ import billiard.exceptions
 import celery.exceptions
 import httpx
 import kombu.exceptions
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,6 +78,23 @@ def test_statuses_that_pass_are_transient(shape: str, status: int) -> None:
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 422])
 def test_statuses_that_stay_are_permanent(shape: str, status: int) -> None:
     assert classify(SHAPES[shape](status)) is ErrorClass.PERMANENT
+
+
+class Answer(pydantic.BaseModel):
+    title: str
+
+
+@pytest.mark.parametrize(
+    "parse",
+    [json.loads, Answer.model_validate_json, lambda text: httpx.Response(200, text=text).json()],
+    ids=["json", "pydantic", "httpx"],
+)
+def test_an_answer_of_the_wrong_structure_is_invalid_and_its_words_are_not_kept(parse: Any) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse("Here is the secret summary: {")
+    info = describe(caught.value, "app")
+    assert info.error_class is ErrorClass.INVALID
+    assert "secret" not in f"{info}"
 
 
 @pytest.mark.parametrize("status", [402, 405, 413, 418, 451])

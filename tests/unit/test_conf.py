@@ -36,6 +36,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         "max_attempts": 5,
         "drain_timeout": 30.0,
         "claim_ahead": 0.1,
+        "snooze_limit": 86400.0,
         "workers_enabled": True,
         "ai_concurrency": 1,
         "ai_rate": None,
