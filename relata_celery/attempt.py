@@ -27,7 +27,14 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTermi
 from kombu.exceptions import OperationalError
 
 from relata_celery.domain.classify import describe, retry_after_s
-from relata_celery.domain.errors import JobError, JobTimeout, LeaseLost, StoreError
+from relata_celery.domain.errors import (
+    ConfigurationError,
+    JobError,
+    JobTimeout,
+    LeaseLost,
+    MissingKey,
+    StoreError,
+)
 from relata_celery.domain.job import ErrorClass
 from relata_celery.domain.outcome import (
     Encoded,
@@ -46,8 +53,9 @@ from relata_celery.engine.held import StopReason
 from . import bootstrap
 from .board import BoardReader
 from .current import current
-from .following import checked_body, decode_body, dispatch_success, failure_followups
+from .following import checked_body, decode_body, dispatch_success, failure_followups, is_encrypted
 from .interrupt import EXCEPTIONS, REQUEST_KEY, BoardSignal, StopSignal, ThreadSignal
+from .sealing import MISSING_KEY_PAUSE_S, Keyring, sealed_result
 from .shown import drop_context, shown_exception
 from .transport.capture import Capture
 from .transport.envelope import with_max_attempts
@@ -177,6 +185,10 @@ class Attempt:
         """Run the handler, keep its outcome, and tell Celery's tracer what it may know of it."""
         self.entered = True
         request = task.request
+        self.capture.encrypted = bool(task.encrypted) or is_encrypted(request)
+        if self.capture.encrypted and (missing := _missing_key()) is not None:
+            self.outcome = Snoozed(MISSING_KEY_PAUSE_S, missing, exception="MissingKey")
+            raise drop_context(Retry(missing, when=MISSING_KEY_PAUSE_S))
         request.update({key: self.embed.get(key) for key in ("callbacks", "errbacks", "chain", "chord")})
         token = current.set(self)
         try:
@@ -240,7 +252,8 @@ class Attempt:
         size = len(body.encode() if isinstance(body, str) else body)
         if size > self.ticket.max_result_bytes:
             raise ValueError(f"it is {size:,} bytes, the limit is {self.ticket.max_result_bytes:,}")
-        return Encoded(content_type, content_encoding, body)
+        result = Encoded(content_type, content_encoding, body)
+        return sealed_result(result, task.request.id) if self.capture.encrypted else result
 
     def _on_raise(self, task: Any, exc: BaseException) -> BaseException:
         """Classify what the handler raised; return what Celery's tracer is to see."""
@@ -366,6 +379,15 @@ class Attempt:
         if left is not None and monotonic() - self.began_at >= left:
             return JobTimeout("the job's time ran out")
         return None
+
+
+def _missing_key() -> str | None:
+    """Why an encrypted job cannot be run here; None when it can."""
+    try:
+        Keyring.from_environment().require()
+    except (ConfigurationError, MissingKey) as exc:
+        return f"not run here: {exc}"
+    return None
 
 
 def _ignored() -> BaseException:

@@ -21,9 +21,14 @@ from . import bootstrap
 from .domain.errors import JobError, StoreUnavailable
 from .domain.job import JobState
 from .domain.outcome import Encoded
+from .domain.privacy import ENCRYPTED, SEALED_TYPE
+from .following import is_encrypted
 from .interrupt import REQUEST_KEY
+from .private import privacy_of_task
+from .sealing import opened_result, sealed_result
 from .store.client import CALL_TIMEOUT_S, connect, masked, translated
 from .store.results import Results, StoredResult
+from .transport import capture
 
 #: Between two looks at a result that is waited for, in seconds: from quick to patient.
 FIRST_LOOK_S = 0.005
@@ -74,11 +79,19 @@ class RelataBackend(BaseBackend):
     ) -> Any:
         attempt = getattr(request, REQUEST_KEY, None) if request is not None else None
         if attempt is None:
-            encoded = Encoded(*self.encode_outcome(result))
+            encoded = self._stored(task_id, result, request)
             self.results.store_plain(task_id, state, encoded, self._text(traceback), self._expires_s())
         elif state not in states.READY_STATES and state not in (states.STARTED, states.RETRY):
-            self.results.set_custom_state(task_id, state, Encoded(*self.encode_outcome(result)))
+            self.results.set_custom_state(task_id, state, self._stored(task_id, result, request))
         return result
+
+    def _stored(self, task_id: str, value: Any, request: Any) -> Encoded:
+        """A value as it is stored for this task: encrypted if its job is."""
+        encoded = Encoded(*self.encode_outcome(value))
+        task = self.app.tasks.get(getattr(request, "task", None))
+        if is_encrypted(request) or privacy_of_task(task) == ENCRYPTED:
+            return sealed_result(encoded, task_id)
+        return encoded
 
     def store_result(
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
@@ -110,7 +123,7 @@ class RelataBackend(BaseBackend):
         meta: dict[str, Any] = {
             "task_id": task_id,
             "status": status,
-            "result": self._value(stored, status),
+            "result": self._value(task_id, stored, status),
             "traceback": stored.traceback,
             "children": [],
             "date_done": stored.finished_at,
@@ -124,20 +137,27 @@ class RelataBackend(BaseBackend):
             return _RETRY
         return _CELERY_STATES[stored.state] if stored.state is not None else _PENDING
 
-    def _value(self, stored: StoredResult, status: str) -> Any:
+    def _value(self, task_id: str, stored: StoredResult, status: str) -> Any:
         if status in self.EXCEPTION_STATES or (status == states.RETRY and stored.exception):
-            return self._exception(stored)
-        if stored.result is None:
-            return None
-        encoded = stored.result
+            return self._exception(task_id, stored)
+        return None if stored.result is None else self._decoded(task_id, stored.result)
+
+    def _decoded(self, task_id: str, encoded: Encoded) -> Any:
+        """A stored value. An attempt that reads an encrypted one publishes and returns nothing in the open any more.
+
+        Raises MissingKey, which names the key, when it cannot be decrypted here.
+        """
+        if encoded.content_type == SEALED_TYPE:
+            encoded = opened_result(encoded, task_id)
+            captured = capture.current.get()
+            if captured is not None:
+                captured.encrypted = True
         return loads(encoded.body, encoded.content_type, encoded.content_encoding, accept=self.accept)
 
-    def _exception(self, stored: StoredResult) -> Any:
+    def _exception(self, task_id: str, stored: StoredResult) -> Any:
         exception: Mapping[str, Any] = stored.exception or {}
         if stored.result is not None and not exception:
-            encoded = stored.result
-            described = loads(encoded.body, encoded.content_type, encoded.content_encoding, accept=self.accept)
-            return self.exception_to_python(described)
+            return self.exception_to_python(self._decoded(task_id, stored.result))
         if stored.state is JobState.CANCELLED:
             described = {
                 "exc_type": "TaskRevokedError",

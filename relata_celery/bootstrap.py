@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import random
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from .engine.limiting import Limited
 from .engine.ports import AfterFailure
 from .engine.service import EngineSettings, LeaseService
 from .engine.settling import Retention
+from .private import private_tasks
 from .store.client import Database, connect, masked
 from .store.jobs import Jobs
 from .store.limits import Limits
@@ -141,10 +142,20 @@ def settings_behind(uri: str) -> Settings:
     A kombu transport knows its URI and no app. Where no app has that broker (kombu used by itself) it is
     the environment and the defaults that count.
     """
+    for app in _apps_behind(uri):
+        return settings_of(app)
+    return load_settings({}, os.environ)
+
+
+def private_tasks_behind(uri: str) -> Mapping[str, str]:
+    """The private tasks (:mod:`relata_celery.private`) of this process's apps whose broker is ``uri``."""
+    return {name: privacy for app in _apps_behind(uri) for name, privacy in private_tasks(app).items()}
+
+
+def _apps_behind(uri: str) -> Iterator[Any]:
     for app in (_state.get_current_app(), *_state._get_active_apps()):
         if app.configured and _has_broker(app, uri):
-            return settings_of(app)
-    return load_settings({}, os.environ)
+            yield app
 
 
 def _has_broker(app: Any, uri: str) -> bool:

@@ -33,7 +33,7 @@ PREFIX = "relata_"
 ENVIRONMENT_PREFIX = "RELATA_"
 
 #: Variables that are no settings, without the prefix: where the database is, and what tests are told.
-ENVIRONMENT_OTHERS = frozenset({"HOME", "IMPORTS", "MONGOD", "MONGODB_URI"})
+ENVIRONMENT_OTHERS = frozenset({"ENCRYPTION_KEYS", "HOME", "IMPORTS", "MONGOD", "MONGODB_URI"})
 ENVIRONMENT_ELSEWHERE = ("TEST_", "DEMO_")
 
 DAY_S = 86400.0

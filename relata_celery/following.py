@@ -20,7 +20,10 @@ from kombu.serialization import prepare_accept_content
 from . import bootstrap
 from .domain.errors import JobError
 from .domain.outcome import ErrorInfo, never_run
+from .domain.privacy import ENCRYPTED
+from .domain.privacy import HEADER as PRIVACY
 from .domain.redact import cap
+from .sealing import opened_message
 from .transport.capture import Capture
 from .transport.envelope import HEADER
 
@@ -98,6 +101,7 @@ def failure_followups(task: Any, request: Any, embed: Mapping[str, Any], info: E
 
 def _errbacks(backend: Any, request: Any, errbacks: Sequence[Any], info: ErrorInfo) -> list[dict[str, Any]]:
     capture = Capture(request.id)
+    capture.encrypted = is_encrypted(request)
     with capture.collecting():
         for errback in errbacks:
             _call(backend, request, errback, info)
@@ -153,6 +157,11 @@ def _failed_steps(app: Any, request: Any, chain: Any, info: ErrorInfo) -> list[M
     return steps
 
 
+def is_encrypted(request: Any) -> bool:
+    """Whether the message of this request (Celery's context) was encrypted, or says that it should have been."""
+    return bool(getattr(request, PRIVACY, None) == ENCRYPTED)
+
+
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
@@ -181,6 +190,7 @@ class StoredFailures:
 
     def _read(self, message: Mapping[str, Any], queue: str) -> tuple[Context, Mapping[str, Any]]:
         """The job's request as Celery's code wants it, and what is to follow; raises when it is no message."""
+        message = opened_message(message)
         body = decode_body(
             self._app, message["body"], message.get("content-type"), message.get("content-encoding")
         )

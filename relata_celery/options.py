@@ -33,6 +33,7 @@ class TaskOptions:
     priority: int | None = None
     ai: bool | None = None
     sensitive: bool | None = None
+    encrypted: bool | None = None
     item_id: str | None = None
     tags: tuple[str, ...] | None = None
     unique_key: str | None = None
@@ -55,6 +56,7 @@ _OPTION_ALLOWED: Mapping[str, str] = {
     "priority": f"a whole number from {MIN_PRIORITY} to {MAX_PRIORITY} ({MAX_PRIORITY} is served first)",
     "ai": "True or False",
     "sensitive": "True or False",
+    "encrypted": "True or False",
     "item_id": _SHORT_TEXT,
     "tags": f"a list of up to {MAX_TAGS} texts of 1 to {MAX_NAME} characters",
     "unique_key": _SHORT_TEXT,
@@ -67,7 +69,7 @@ _OPTION_ALLOWED: Mapping[str, str] = {
     "expires": f"{_DELAY}, {_MOMENT}",
     "compression": "one that kombu knows, such as gzip",
 }
-_SWITCH_OPTIONS = frozenset({"retry_on_timeout", "ai", "sensitive"})
+_SWITCH_OPTIONS = frozenset({"retry_on_timeout", "ai", "sensitive", "encrypted"})
 _WHOLE_OPTIONS = {
     "max_attempts": (1, MAX_ATTEMPTS),
     "max_retries": (0, MAX_ATTEMPTS - 1),

@@ -25,6 +25,7 @@ from kombu.serialization import dumps
 from kombu.utils.uuid import uuid
 
 from .domain.job import NewJob
+from .private import privacy_of_task, private_tasks, protected
 from .publishing import PublishFailed, current_bulk, recorded, write
 from .store.jobs import Jobs
 
@@ -92,7 +93,7 @@ def _repeat(pattern: _Pattern, task: Any, args: Any, kwargs: Any) -> Any:
     job, job_id = pattern.job, uuid()
     _type, _encoding, body = dumps((args, kwargs, _NOTHING_FOLLOWS), "json")
     headers = {**job.message["headers"], "id": job_id, "root_id": job_id}
-    if not task.sensitive:
+    if privacy_of_task(task) is None:
         amqp, levels = task.app.amqp, task.app.conf.task_repr_maxlevels
         headers["argsrepr"] = _shown(args, amqp.argsrepr_maxsize, levels)
         headers["kwargsrepr"] = _shown(kwargs, amqp.kwargsrepr_maxsize, levels)
@@ -103,6 +104,7 @@ def _repeat(pattern: _Pattern, task: Any, args: Any, kwargs: Any) -> Any:
         "delivery_tag": uuid(),
     }
     message = {**job.message, "body": body, "headers": headers, "properties": properties}
+    message = dict(protected(message, private_tasks(task.app)))
     write(pattern.jobs, replace(job, id=job_id, root_id=job_id, message=message), current_bulk())
     result = task.AsyncResult(job_id)
     result.ignored = task.ignore_result

@@ -30,10 +30,12 @@ from . import bootstrap
 from .attempt import Ticket, trace_job
 from .domain.job import AttemptOutcome, ErrorClass, JobState
 from .domain.outcome import Cancelled, ErrorInfo, Failed, Outcome, Settlement, Succeeded, Verdict, WorkerLost
+from .domain.privacy import HIDDEN, hidden, stated_privacy, strictest
 from .domain.redact import clean
 from .engine.held import HeldJob, Phase, StopReason
 from .following import failure_followups
 from .interrupt import ThreadSignal
+from .private import privacy_of_task
 from .transport.envelope import HEADER
 
 logger = logging.getLogger("relata_celery")
@@ -61,6 +63,7 @@ class LeasedRequest(Request):
         self._slot: tuple[int, int] | None = None
         self._finished = False
         self._handed_over: tuple[Any, ...] | None = None
+        self._private = False
         if self._held is None:
             return
         # A job that could be claimed is not revoked, whatever this worker was told of its id before.
@@ -68,10 +71,20 @@ class LeasedRequest(Request):
         self._worker = bootstrap.worker_of(self.app)
         # Of a document edited into nonsense this raises, before anything has begun with the job.
         self._limits = self._stated_limits()
+        self._private = strictest((privacy_of_task(self.task), stated_privacy(self.request_dict))) is not None
+        if self._private:
+            self._hide()
         stated = int(self._options.get("max_attempts") or self.task.max_attempts)
         self._worker.service.adopt(
             self._held, self, max_attempts=stated, retry_on_timeout=self.task.retry_on_timeout
         )
+
+    def _hide(self) -> None:
+        """Leave nothing in Celery's hands that its log and its events would show."""
+        request = self.request_dict
+        self._argsrepr = self._kwargsrepr = request["argsrepr"] = request["kwargsrepr"] = HIDDEN
+        request["args"], request["kwargs"] = hidden(request["args"]), hidden(request["kwargs"])
+        self._body = hidden(self.body)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -186,8 +199,8 @@ class LeasedRequest(Request):
         return soft, min(hard, float(time_limit)) if time_limit else hard
 
     def info(self, safe: bool = False) -> Any:
-        """What ``celery inspect`` shows; of a sensitive task only the repr made for showing."""
-        return super().info(safe=safe or self.task.sensitive)
+        """What ``celery inspect`` shows; of a private job only the repr made for showing."""
+        return super().info(safe=safe or self._private)
 
     # -- what the pool reports ------------------------------------------------------------------
 
@@ -274,7 +287,7 @@ class LeasedRequest(Request):
         error = settlement.error
         text = f"{error.exception}({error.text!r})" if error else ""
         if settlement.state is JobState.SUCCEEDED:
-            self.send_event("task-succeeded", result=shown, runtime=runtime)
+            self.send_event("task-succeeded", result=HIDDEN if self._private else shown, runtime=runtime)
         elif settlement.state is JobState.CANCELLED:
             self.send_event("task-revoked", terminated=True, signum=None, expired=False)
         elif settlement.state is JobState.FAILED:

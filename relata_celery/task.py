@@ -18,9 +18,12 @@ from kombu.exceptions import EncodeError, SerializerNotInstalled
 from . import bootstrap
 from .attempt import Attempt, run_detached
 from .domain.errors import ConfigurationError, InvalidJob
+from .domain.privacy import HIDDEN
 from .interrupt import REQUEST_KEY
 from .options import check_call_options, check_task_options, refuse_misspelt
+from .private import privacy_of_task, register
 from .repeating import Repeater
+from .transport import capture
 from .transport.envelope import HEADER
 from .worker.checks import StartRefused
 from .worker.install import install
@@ -33,9 +36,6 @@ CALL_TIMES = ("countdown", "eta", "expires", "soft_time_limit", "time_limit")
 
 #: All that is checked of one call.
 CHECKED = (*CALL_OPTIONS, *CALL_TIMES, "compression")
-
-#: What is shown instead of the arguments of a sensitive task.
-HIDDEN = "(hidden)"
 
 #: Where ``@job(ai=True)`` jobs go unless they name a queue.
 AI_QUEUE = "ai"
@@ -51,7 +51,8 @@ class LeasedTask(Task):
     Options, as class attributes or in the decorator: ``max_attempts`` (executions in all, default
     ``relata_max_attempts``), ``timeout`` (seconds one attempt may take, default ``relata_job_timeout``),
     ``retry_on_timeout`` (default no), ``priority`` (0 to 9, 9 first), ``queue``, ``ai``, ``sensitive`` (arguments and
-    results are kept out of events, the log and ``celery inspect``).
+    results are kept out of events, the log, ``celery inspect`` and listings), ``encrypted`` (the same, and they
+    are encrypted in the database, as is all that the job publishes).
     Celery's ``max_retries`` is understood: it means ``max_attempts`` - 1. Periods are seconds or a timedelta.
     A wrong or contradictory option raises StartRefused (a ConfigurationError) when the task is bound to its app.
     """
@@ -67,6 +68,7 @@ class LeasedTask(Task):
     retry_on_timeout: bool = False
     ai: bool = False
     sensitive: bool = False
+    encrypted: bool = False
     job_queue: str | None = None
     job_priority: int | None = None
 
@@ -81,7 +83,7 @@ class LeasedTask(Task):
                 # A class is bound more than once, and Celery puts its default where nothing stands.
                 if stated is not None and ours not in cls.__dict__:
                     setattr(cls, ours, stated)
-        if cls.sensitive:
+        if privacy_of_task(cls) is not None:
             cls.resultrepr_maxsize = 0  # Celery then shows "..." and nothing of the value
         if not cls.__dict__.get("_options_checked"):
             _refuse_unknown(cls)
@@ -91,6 +93,8 @@ class LeasedTask(Task):
     def on_bound(cls, app: Any) -> None:
         """Install the worker's part in the app, and check the task's options once."""
         install(app)
+        if getattr(cls, "name", None):
+            register(app, cls)
         if cls.__dict__.get("_options_checked") or not getattr(cls, "name", None):
             return
         try:
@@ -177,8 +181,9 @@ class LeasedTask(Task):
                 options["queue"] = queue
         if options.get("priority") is None and self.job_priority is not None:
             options["priority"] = self.job_priority
-        if self.sensitive:
-            headers.update(argsrepr=HIDDEN, kwargsrepr=HIDDEN)
+        captured = capture.current.get()
+        if privacy_of_task(self) is not None or (captured is not None and captured.encrypted):
+            options.update(argsrepr=HIDDEN, kwargsrepr=HIDDEN)
         return super().apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
 
     def signature_from_request(
@@ -243,6 +248,7 @@ _OPTIONS = {
     "retry_on_timeout": "retry_on_timeout",
     "ai": "ai",
     "sensitive": "sensitive",
+    "encrypted": "encrypted",
     "max_retries": "max_retries",
     "soft_time_limit": "soft_time_limit",
     "time_limit": "time_limit",

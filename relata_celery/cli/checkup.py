@@ -17,7 +17,10 @@ from urllib.parse import parse_qsl
 
 from relata_celery import bootstrap
 from relata_celery.conf import ENVIRONMENT_PREFIX, PREFIX, Settings, environment_warnings
-from relata_celery.domain.errors import ConfigurationError, ServerTooOld, StoreError
+from relata_celery.domain.errors import ConfigurationError, MissingKey, ServerTooOld, StoreError
+from relata_celery.domain.privacy import ENCRYPTED
+from relata_celery.private import private_tasks
+from relata_celery.sealing import VARIABLE, Keyring
 from relata_celery.store.client import Database, ServerInfo, connect, masked
 from relata_celery.store.codec import COLLECTION
 from relata_celery.store.indexes import check_indexes
@@ -61,6 +64,7 @@ def check_up(app: Any) -> Iterator[Check]:
     yield from _settings(app)
     yield from _environment()
     yield from _content(conf)
+    yield from _encryption(app)
     try:
         uri = bootstrap.mongodb_uri(app)
     except ConfigurationError as exc:
@@ -168,6 +172,21 @@ def _failed(name: str, exc: Exception, mend: str) -> Check:
     """What kept a check from being made; ``mend`` is for errors that do not say it themselves."""
     text, mending = told(exc)
     return Check(name, ERROR, text, mending or mend)
+
+
+def _encryption(app: Any) -> Iterator[Check]:
+    """Keys are told by name; nothing is said where neither a key nor an encrypted task is."""
+    wanted = sorted(name for name, privacy in private_tasks(app).items() if privacy == ENCRYPTED)
+    try:
+        keys = Keyring.from_environment()
+        if keys.names or wanted:
+            keys.require()
+    except (ConfigurationError, MissingKey) as exc:
+        whose = f" ({', '.join(wanted[:5])} cannot be published or run)" if wanted else ""
+        yield Check("encryption", ERROR, f"{exc}{whose}", f"set {VARIABLE} wherever these jobs are published or run")
+        return
+    if keys.names:
+        yield Check("encryption", OK, f"encrypts with key {keys.names[0]}; decrypts with {', '.join(keys.names)}")
 
 
 def _topology(info: ServerInfo) -> Check:

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from relata_celery.domain.job import Attempt, Job, JobState
-from relata_celery.store.reading import job_to_json
 
 from . import render
-from .payload import payload_of
+from .payload import payload_of, plain_json
 
 #: Fields of a document that a page shows in its own words, beside those of ``Job``.
 _TOLD = frozenset({"root_id", "parent_id", "group_id", "leased", "exception"})
@@ -134,7 +133,7 @@ def _fields(job: Job) -> Iterator[tuple[str, str | render.Cell]]:
 
 def _rest(job: Job) -> Iterator[tuple[str, str]]:
     """The result, follow-ups, and fields that no other line tells."""
-    plain = job_to_json(job)
+    plain = plain_json(job)
     if job.state is JobState.SUCCEEDED:
         yield "result", _pretty(plain["result"])
     if job.followups:

@@ -11,12 +11,11 @@ import click
 from relata_celery.domain.job import ErrorClass, JobState
 from relata_celery.store.by_hand import Change
 from relata_celery.store.by_hand_queries import SORT_FIELDS
-from relata_celery.store.reading import job_to_json
 
 from . import job_page, render
 from .commands import Refusal
 from .options import Moment, json_option, moment, several, several_of, when
-from .payload import payload_of
+from .payload import payload_of, plain_json
 from .reach import job_store
 
 LIMIT = 50
@@ -106,7 +105,7 @@ def list_jobs(
         limit=limit if as_json else limit + 1,
     )
     if as_json:
-        render.print_json_array(job_to_json(job) for job in found)
+        render.print_json_array(plain_json(job) for job in found)
     elif not found:
         render.say("No job matches." if _filtered() else "No jobs yet.")
     else:
@@ -145,7 +144,7 @@ def show(job_id: str, as_json: bool) -> None:
     if as_json:
         payload = payload_of(job.message)
         read = {"args": payload.args, "kwargs": payload.kwargs, "unread": payload.unread}
-        render.print_json({**job_to_json(job), "payload": read})
+        render.print_json({**plain_json(job), "payload": read})
     else:
         job_page.show(job)
 

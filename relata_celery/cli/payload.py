@@ -12,6 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from relata_celery.domain.job import Job
+from relata_celery.domain.privacy import SHOWN_AS, message_privacy
+from relata_celery.store.reading import job_to_json
+
 
 @dataclass(frozen=True, slots=True)
 class Payload:
@@ -26,6 +30,9 @@ def payload_of(message: Mapping[str, Any]) -> Payload:
     """The arguments in a kombu message of Celery's protocol 2; never raises."""
     headers, properties = _object(message.get("headers")), _object(message.get("properties"))
     body, content_type = message.get("body"), message.get("content-type")
+    privacy = message_privacy(message)
+    if privacy is not None:
+        return Payload(unread=SHOWN_AS[privacy])
     if body is None:
         return Payload(unread="the message has no body")
     if headers.get("compression"):
@@ -45,3 +52,23 @@ def payload_of(message: Mapping[str, Any]) -> Payload:
 
 def _object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def plain_json(job: Job) -> dict[str, Any]:
+    """The job's document in JSON as people may see it: of a private one no arguments, follow-ups or result."""
+    shown = job_to_json(job)
+    privacy = message_privacy(job.message)
+    if privacy is not None:
+        shown["message"]["body"] = SHOWN_AS[privacy]
+        shown["result"] = None if job.result is None else SHOWN_AS[privacy]
+        shown["followups"] = [SHOWN_AS[privacy]] * len(job.followups)
+        if "custom" in shown:
+            shown["custom"] = SHOWN_AS[privacy]
+    else:
+        shown["followups"] = [_plain_followup(one) for one in shown["followups"]]
+    return shown
+
+
+def _plain_followup(followup: Any) -> Any:
+    privacy = message_privacy(_object(followup).get("message"))
+    return followup if privacy is None else SHOWN_AS[privacy]

@@ -18,6 +18,7 @@ RelataError
     StoreUnavailable          ... because it cannot be reached now; the same call may work later
     ServerTooOld              ... because its version lacks what the queue needs
   JobNotFound                 no job has this id
+  MissingKey                  something is encrypted with a key that is not here; nothing is lost
 """
 
 from __future__ import annotations
@@ -135,3 +136,7 @@ class JobNotFound(RelataError):
     def __init__(self, job_id: str) -> None:
         super().__init__(f"there is no job {job_id!r}")
         self.job_id = job_id
+
+
+class MissingKey(RelataError):
+    """A key for encryption is not here. What is encrypted with it stays as it is; the text names the key."""

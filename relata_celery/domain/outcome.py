@@ -102,11 +102,12 @@ class RetryRequested(_Plain):
 
 @dataclass(frozen=True, slots=True)
 class Snoozed(_Plain):
-    """The job is put back for ``delay_s`` seconds without spending an attempt (rate limits)."""
+    """The job is put back for ``delay_s`` seconds without spending an attempt (rate limits, a missing key)."""
 
     delay_s: float
     reason: str
     duration_ms: int | None = None
+    exception: str = "RateLimited"
 
 
 @dataclass(frozen=True, slots=True)

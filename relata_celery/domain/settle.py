@@ -76,7 +76,7 @@ def decide(
             AttemptOutcome.SNOOZED,
             delay_s=_delay(outcome.delay_s),
             counted=False,
-            error=ErrorInfo(ErrorClass.TRANSIENT, clean(outcome.reason), "RateLimited", _ERRORS),
+            error=ErrorInfo(ErrorClass.TRANSIENT, clean(outcome.reason), outcome.exception, _ERRORS),
         )
     if isinstance(outcome, Replaced):
         return _settlement(

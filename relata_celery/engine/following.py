@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from relata_celery.domain.errors import PermanentError, RelataError, StoreError
+from relata_celery.domain.errors import MissingKey, PermanentError, RelataError, StoreError
 from relata_celery.domain.job import ErrorClass, NewJob
 from relata_celery.domain.outcome import ErrorInfo, never_run
 from relata_celery.domain.redact import clean
@@ -63,13 +63,25 @@ class Publisher:
             ended = recorded
 
     def called_for(self, message: object, queue: str, error: ErrorInfo) -> Sequence[Mapping[str, Any]]:
-        """What the failure of the job with this stored message calls for; nothing if it cannot be read."""
+        """What the failure of the job with this stored message calls for; nothing if it cannot be read.
+
+        Raises MissingKey when it is encrypted with a key that is not here.
+        """
         if not isinstance(message, Mapping):
             return ()
         try:
             return self._after_failure.followups(message, queue, error)
+        except MissingKey:
+            raise
         except Exception as exc:
             logger.error("what a failed job calls for cannot be read from its message: %s", type(exc).__name__)
+            return ()
+
+    def _readable(self, message: object, queue: str, error: ErrorInfo) -> Sequence[Mapping[str, Any]]:
+        try:
+            return self.called_for(message, queue, error)
+        except MissingKey as exc:
+            logger.error("what a failed job calls for cannot be read: %s", exc)
             return ()
 
     def tell(self, message: object, error: ErrorInfo) -> None:
@@ -102,7 +114,7 @@ class Publisher:
         try:
             message, queue = followup["message"], str(followup["queue"])
             failure = never_run(
-                error, self._retention_failed_s, followups=self.called_for(message, queue, error), replaceable=False
+                error, self._retention_failed_s, followups=self._readable(message, queue, error), replaceable=False
             )
             job = self._to_job({**followup, "failure": failure})
         except Exception as exc:

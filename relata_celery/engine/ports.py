@@ -20,8 +20,9 @@ from relata_celery.domain.outcome import ErrorInfo, Loss, Reaped, Settlement, Ve
 #: For due jobs, by the queue of each and in their order: which may be claimed now.
 Admit = Callable[[Sequence[str]], Sequence[bool]]
 
-#: For a job that is about to be failed: what that calls for. Must not raise.
-CalledFor = Callable[[Reaped], Sequence[Mapping[str, Any]]]
+#: For a job that is about to be failed: what that calls for; None when only another worker can say it, to whom
+#: the job is then left. Must not raise.
+CalledFor = Callable[[Reaped], Sequence[Mapping[str, Any]] | None]
 
 
 class AfterFailure(Protocol):

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from relata_celery.domain.errors import JobError
+from relata_celery.domain.errors import JobError, MissingKey
 from relata_celery.domain.events import Event, JobReaped
 from relata_celery.domain.job import ErrorClass, JobState
 from relata_celery.domain.outcome import ErrorInfo, Reaped
@@ -71,8 +71,12 @@ class Reaper(Background):
             if len(reaped) < BATCH:
                 return
 
-    def _called_for(self, job: Reaped) -> Sequence[Mapping[str, Any]]:
-        return self._publisher.called_for(job.message, job.queue, LEASE_EXPIRED)
+    def _called_for(self, job: Reaped) -> Sequence[Mapping[str, Any]] | None:
+        try:
+            return self._publisher.called_for(job.message, job.queue, LEASE_EXPIRED)
+        except MissingKey as exc:
+            logger.error("job %s, whose lease ran out, is left to a worker that has its key: %s", job.id, exc)
+            return None
 
     def _follow(self, failed: Sequence[Reaped]) -> None:
         for job in failed:

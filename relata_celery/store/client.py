@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import threading
@@ -204,7 +205,18 @@ class _Clients:
         self._reset()
 
 
+def _keep_documents_out_of_the_log() -> None:
+    """At level DEBUG the driver logs each command with its documents, and those hold arguments and results.
+
+    A level that somebody gave its logger is left alone.
+    """
+    commands = logging.getLogger("pymongo.command")
+    if commands.level == logging.NOTSET:
+        commands.setLevel(logging.INFO)
+
+
 def _new_client(uri: str) -> pymongo.MongoClient[Document]:
+    _keep_documents_out_of_the_log()
     stated = {name.lower() for name, _ in parse_qsl(uri.partition("?")[2], keep_blank_values=True)}
     options = {name: value for name, value in _UNLESS_STATED.items() if name.lower() not in stated}
     try:

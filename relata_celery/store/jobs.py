@@ -321,14 +321,14 @@ class Jobs(Inserts):
         self,
         limit: int,
         retention_s: float | None,
-        called_for: Callable[[Reaped], Sequence[Mapping[str, Any]]] | None = None,
+        called_for: Callable[[Reaped], Sequence[Mapping[str, Any]] | None] | None = None,
     ) -> list[Reaped]:
         """Move jobs whose lease ran out back to ``queued``, or to ``failed`` when no attempt is left.
 
         A job that somebody asked to cancel becomes ``cancelled``. ``called_for`` is asked, of each job that is to
         fail, what must be published because of it; that is written with the failure, or not at all if MongoDB
-        cannot store it. Returns only what this very call moved, oldest first: of several reapers each job is
-        reported by one.
+        cannot store it. Where the answer is None the job is left as it is, to another reaper.
+        Returns only what this very call moved, oldest first: of several reapers each job is reported by one.
         """
         with translated():
             seen = list(
@@ -347,7 +347,10 @@ class Jobs(Inserts):
         for document in seen:
             followups: tuple[Mapping[str, Any], ...] = ()
             if called_for is not None and document.get("fails") is True:
-                followups = tuple(called_for(_reaped(document, queries.FAILED)))
+                answer = called_for(_reaped(document, queries.FAILED))
+                if answer is None:
+                    continue
+                followups = tuple(answer)
             if followups and self._reap_one(document, queries.reap(retention_s, ticket, followups)):
                 more[_name(document)] = {"followups": followups}
                 continue

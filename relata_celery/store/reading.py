@@ -24,6 +24,7 @@ from relata_celery.domain.job import (
     Lease,
     Progress,
 )
+from relata_celery.domain.privacy import ENCRYPTED, SEALED_TYPE, SHOWN_AS
 
 T = TypeVar("T")
 
@@ -109,6 +110,8 @@ def _result(value: Any) -> Any:
     if not isinstance(value, Mapping) or "body" not in value:
         return value
     body = value["body"]
+    if value.get("content_type") == SEALED_TYPE:
+        return SHOWN_AS[ENCRYPTED]
     if value.get("content_type") != "application/json" or not isinstance(body, (str, bytes)):
         return body
     try:

@@ -27,6 +27,8 @@ class Capture:
         self.job_id = job_id
         self.republished: dict[str, Any] | None = None
         self.followups: list[dict[str, Any]] = []
+        #: Whether what the attempt publishes and returns must be encrypted.
+        self.encrypted = False
         self._collecting = False
 
     @contextmanager

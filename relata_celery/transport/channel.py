@@ -16,8 +16,10 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.transport.virtual.base import queue_declare_ok_t
 from kombu.utils.functional import maybe_list
 
+from relata_celery import bootstrap
 from relata_celery.domain.job import NewJob
 from relata_celery.engine.held import HeldJob
+from relata_celery.private import protected
 
 from . import capture, envelope
 from .outbox import Letter
@@ -134,8 +136,10 @@ class Channel(virtual.Channel):
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         if envelope.is_task(message):
-            job = envelope.to_new_job(queue, message)
             captured = capture.current.get()
+            sealed = captured is not None and captured.encrypted
+            message = dict(protected(message, bootstrap.private_tasks_behind(self.connection.uri), sealed=sealed))
+            job = envelope.to_new_job(queue, message)
             if captured is None or not captured.takes(job, message):
                 self.connection.enqueue(job)
         elif self._is_mailbox(queue):

@@ -15,7 +15,9 @@ from typing import Any
 
 from relata_celery.domain.errors import InvalidJob
 from relata_celery.domain.job import MAX_PRIORITY, MIN_PRIORITY, ClaimedJob, NewJob
+from relata_celery.domain.privacy import hidden, message_privacy
 from relata_celery.domain.redact import one_line
+from relata_celery.sealing import opened_message
 
 #: Our own header: options of a leased task that travel with its message.
 HEADER = "relata"
@@ -154,13 +156,15 @@ def to_delivery(job: ClaimedJob) -> dict[str, Any]:
     """The raw kombu message for a claimed job.
 
     Raises TypeError, KeyError or ValueError when the stored message is not one: the caller
-    records that on the job.
+    records that on the job. Raises MissingKey when it is encrypted with a key that is not here.
     """
     message = job.message
+    private = message_privacy(message) is not None
     headers, properties = message["headers"], message["properties"]
     if not isinstance(headers, Mapping) or not isinstance(properties, Mapping):
         raise TypeError("its headers or properties are not a mapping")
-    body = message["body"]
+    message = opened_message(message)
+    body = hidden(message["body"]) if private else message["body"]
     if not isinstance(body, (str, bytes)):
         raise TypeError(f"its body is {type(body).__name__}, not text or bytes")
     task_headers: dict[str, Any] = dict(headers)

@@ -22,12 +22,13 @@ from typing import Any
 from kombu.transport import virtual
 
 from relata_celery import bootstrap
-from relata_celery.domain.errors import StoreError, StoreUnavailable
+from relata_celery.domain.errors import MissingKey, StoreError, StoreUnavailable
 from relata_celery.domain.job import ErrorClass, NewJob
-from relata_celery.domain.outcome import ErrorInfo, Failed, Released
+from relata_celery.domain.outcome import ErrorInfo, Failed, Released, Snoozed
 from relata_celery.engine.held import HeldJob
 from relata_celery.engine.service import LeaseService
 from relata_celery.publishing import PublishFailed, current_bulk, write
+from relata_celery.sealing import MISSING_KEY_PAUSE_S
 from relata_celery.store.client import masked
 
 from . import envelope
@@ -216,6 +217,10 @@ class Transport(virtual.Transport):
     def _to_raw(self, held: HeldJob) -> dict[str, Any] | None:
         try:
             raw = envelope.to_delivery(held.job)
+        except MissingKey as exc:
+            reason = f"not run here: {exc}"
+            self.lease_service.settle(held, Snoozed(MISSING_KEY_PAUSE_S, reason, exception="MissingKey"))
+            return None
         except (TypeError, KeyError, ValueError) as exc:
             self.lease_service.settle(held, _unreadable(exc))
             return None

@@ -11,7 +11,10 @@ import click
 
 from relata_celery import bootstrap
 from relata_celery.conf import MAX_TIMEOUT_S, environment_warnings
-from relata_celery.domain.errors import ConfigurationError
+from relata_celery.domain.errors import ConfigurationError, MissingKey
+from relata_celery.domain.privacy import ENCRYPTED
+from relata_celery.private import private_tasks
+from relata_celery.sealing import Keyring
 
 logger = logging.getLogger("relata_celery")
 
@@ -40,9 +43,10 @@ def check_configuration(app: Any, worker: Any) -> None:
             )
         for name in ("accept_content", "result_accept_content"):
             _check_content(name, app.conf.get(name), settings.allow_unsafe_content)
+        keys = Keyring.from_environment()
     except ConfigurationError as exc:
         raise StartRefused(str(exc)) from exc
-    for line in (*environment_warnings(os.environ), *_without_effect(app)):
+    for line in (*environment_warnings(os.environ), *_without_effect(app), *_without_key(app, keys)):
         logger.warning("%s", line)
 
 
@@ -70,6 +74,16 @@ def _check_content(name: str, accepted: Any, allowed: bool) -> None:
             f"{name} accepts {', '.join(unsafe)}: whoever can write to the database could run code in the worker; "
             "use json, or set relata_allow_unsafe_content"
         )
+
+
+def _without_key(app: Any, keys: Keyring) -> list[str]:
+    wanted = sorted(name for name, privacy in private_tasks(app).items() if privacy == ENCRYPTED)
+    try:
+        if wanted or keys.names:
+            keys.require()
+    except MissingKey as exc:
+        return [f"encrypted jobs ({', '.join(wanted[:5])}) are not run here, and wait: {exc}"]
+    return []
 
 
 def _without_effect(app: Any) -> list[str]:
