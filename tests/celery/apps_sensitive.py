@@ -13,7 +13,7 @@ URL = "relata+" + os.environ["RELATA_TEST_URI"] if "RELATA_TEST_URI" in os.envir
 app = Celery("sensitive", broker=URL, backend=URL, task_cls="relata_celery:LeasedTask", set_as_current=False)
 
 
-@app.task(name="whisper", sensitive=True)
+@app.task(name="whisper", sensitive=True, shared=False)
 def whisper(word: str, seconds: float = 0, *, aside: str = "") -> str:
     time.sleep(seconds)
     return word + aside

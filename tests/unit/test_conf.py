@@ -249,7 +249,14 @@ def test_task_options_are_checked_and_typed() -> None:
         "unique_key": None,
     }
     assert check_task_options("app.work", options) == TaskOptions(
-        "ai", 3, 60.0, True, 9, True, None, "doc-1", ("a", "b"), None
+        queue="ai",
+        max_attempts=3,
+        timeout=60.0,
+        retry_on_timeout=True,
+        priority=9,
+        ai=True,
+        item_id="doc-1",
+        tags=("a", "b"),
     )
     assert check_task_options("app.work", {}) == TaskOptions()
 
