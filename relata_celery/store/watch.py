@@ -179,6 +179,7 @@ class Watch:
     def _run(self) -> None:
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
+            self._queues()  # whose owner may find that there is nothing to watch for, and have this rest
             self._awake.wait()
             opened_at = time.monotonic()
             failure = self._round()
