@@ -75,16 +75,16 @@ class Ends:
     @contextmanager
     def waiting_for(self, task_ids: Collection[str]) -> Iterator[Waiter]:
         """A waiter that hears, while the block lasts, of the ends of these tasks, and when the stream has opened."""
-        waiter = Waiter(self)
+        waiter, ids = Waiter(self), list(task_ids)
         with self._lock:
-            for task_id in task_ids:
+            for task_id in ids:
                 self._waiting[task_id].append(waiter)
             self._deserted_at = None
         try:
             yield waiter
         finally:
             with self._lock:
-                for task_id in task_ids:
+                for task_id in ids:
                     self._waiting[task_id].remove(waiter)
                     if not self._waiting[task_id]:
                         del self._waiting[task_id]

@@ -55,6 +55,16 @@ def test_what_a_plain_task_stores_is_heard_of(database_uri: str) -> None:
     app.close()
 
 
+def test_nobody_waits_any_more_when_all_have_their_results(database_uri: str) -> None:
+    app = make_app(database_uri)
+    for number in range(3):
+        app.backend.store_result(f"m-{number}", number, "SUCCESS")
+    app.GroupResult("g", [app.AsyncResult(f"m-{number}") for number in range(3)]).get(timeout=PATIENCE_S)
+    app.AsyncResult("m-1").get(timeout=PATIENCE_S)
+    assert not ends_of(connect(database_uri))._waiting
+    app.close()
+
+
 def test_many_waiters_share_one_stream(sites: Sites, tmp_path: Path) -> None:
     site = sites.of("threads")
     path = tmp_path / "held"
