@@ -8,8 +8,9 @@ results of plain Celery tasks, which keep no document, are stored in a collectio
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from time import monotonic, sleep
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from time import monotonic
 from typing import Any
 
 from celery import states
@@ -27,11 +28,14 @@ from .interrupt import REQUEST_KEY
 from .private import privacy_of_task
 from .sealing import opened_result, sealed_result
 from .store.client import CALL_TIMEOUT_S, connect, masked, translated
+from .store.ends import ends_of
 from .store.results import Results, StoredResult
 from .transport import capture
 
 #: Between two looks at a result that is waited for, in seconds: from quick to patient.
 FIRST_LOOK_S = 0.005
+#: The same while a change stream tells what has ended.
+STREAM_LOOK_S = 2.0
 #: What the last look may take when no time is left, in seconds.
 LEAST_LOOK_S = 0.1
 
@@ -47,6 +51,7 @@ _CELERY_STATES: dict[JobState, str] = {
 
 class RelataBackend(BaseBackend):
     supports_autoexpire = True
+    supports_native_join = True
     persistent = True
 
     def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
@@ -183,33 +188,66 @@ class RelataBackend(BaseBackend):
         self, task_id: str, timeout: float | None = None, interval: float = 0.5, no_ack: bool = True,
         on_interval: Any = None,
     ) -> Any:
-        """Wait until the job has ended.
+        """Wait until the job has ended; woken by the change stream that all waiters of the process share.
 
         Raises Celery's TimeoutError after ``timeout`` seconds, also when MongoDB cannot be reached meanwhile: then
         it says so. Without a timeout, StoreUnavailable when MongoDB has not answered for eight seconds.
         """
+        for _id, meta in self.get_many([task_id], timeout, interval, on_interval=on_interval):
+            return meta
+
+    def get_many(
+        self, task_ids: Iterable[str], timeout: float | None = None, interval: float | None = 0.5,
+        no_ack: bool = True, on_message: Any = None, on_interval: Any = None, max_iterations: int | None = None,
+        READY_STATES: Collection[str] = states.READY_STATES,
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each of these and its meta, as soon as it has ended; time and errors as in :meth:`wait_for`.
+
+        With ``max_iterations`` it ends without error after so many looks.
+        """
         self._ensure_not_eager()
+        waiting = dict.fromkeys(task_ids)
         deadline = None if timeout is None else monotonic() + timeout
-        look = min(FIRST_LOOK_S, interval)
-        left = timeout
-        while True:
-            away: StoreUnavailable | None = None
-            try:
-                with translated(CALL_TIMEOUT_S if left is None else max(left, LEAST_LOOK_S)):
-                    meta = self.get_task_meta(task_id)
-                if meta["status"] in states.READY_STATES:
-                    return meta
-            except StoreUnavailable as exc:
-                if deadline is None:
-                    raise
-                away = exc
-            if on_interval:
-                on_interval()
-            left = None if deadline is None else deadline - monotonic()
-            if left is not None and left <= 0:
-                raise CeleryTimeoutError(f"The operation timed out{f': {away}' if away else '.'}") from away
-            sleep(look if left is None else min(look, left))
-            look = min(look * 1.5, interval)
+        left, look_s = timeout, FIRST_LOOK_S
+        heard: Collection[str] | None = None
+        with ends_of(self.results.database).waiting_for(waiting) as waiter:
+            for turn in count(1):
+                away: StoreUnavailable | None = None
+                ended: dict[str, Any] = {}
+                try:
+                    with translated(CALL_TIMEOUT_S if left is None else max(left, LEAST_LOOK_S)):
+                        ended = self._ended([i for i in waiting if heard is None or i in heard], READY_STATES)
+                except StoreUnavailable as exc:
+                    if deadline is None:
+                        raise
+                    away = exc
+                for task_id, meta in ended.items():
+                    del waiting[task_id]
+                    if on_message is not None:
+                        on_message(meta)
+                    yield task_id, meta
+                if not waiting or turn == max_iterations:
+                    return
+                if on_interval:
+                    on_interval()
+                left = None if deadline is None else deadline - monotonic()
+                if left is not None and left <= 0:
+                    raise CeleryTimeoutError(f"The operation timed out{f': {away}' if away else '.'}") from away
+                look_s = _pause_s(look_s, interval or 0.5, waiter.streaming and on_interval is None and not away)
+                heard = waiter.wait(look_s if left is None else min(look_s, left))
+
+    def _ended(self, task_ids: Sequence[str], ready: Collection[str]) -> dict[str, dict[str, Any]]:
+        """The metas of those of these that have ended."""
+        if len(task_ids) == 1:  # through Celery's own way, with its retries
+            metas = {task_ids[0]: self.get_task_meta(task_ids[0])}
+        else:
+            metas = {task_id: self._cache[task_id] for task_id in task_ids if task_id in self._cache}
+            stored = self.results.get_many([task_id for task_id in task_ids if task_id not in metas])
+            for task_id, one in stored.items():
+                metas[task_id] = meta = self._meta(task_id, one)
+                if meta["status"] == states.SUCCESS:
+                    self._cache[task_id] = meta
+        return {task_id: meta for task_id, meta in metas.items() if meta["status"] in ready}
 
     # -- groups ---------------------------------------------------------------------------------
 
@@ -228,6 +266,13 @@ class RelataBackend(BaseBackend):
 
     def cleanup(self) -> None:
         """Nothing to do: a TTL index removes what has expired."""
+
+
+def _pause_s(last_s: float, interval_s: float, streaming: bool) -> float:
+    """Until the next look that nothing calls for; ``last_s`` was the pause before."""
+    if streaming:
+        return max(interval_s, STREAM_LOOK_S)
+    return min(last_s * 1.5, interval_s)
 
 
 def _arguments(args_json: Any, text: str | None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,6 +16,8 @@ from .client import Database, translated
 
 JOBS = "relata_jobs"
 RESULTS = "relata_results"
+#: Results of one round trip.
+CHUNK = 1000
 
 _FIELDS = {
     "state": 1, "type": 1, "queue": 1, "attempts": 1, "result": 1, "error": 1, "exception": 1,
@@ -37,20 +39,36 @@ class StoredResult:
     queue: str | None = None
     attempts: int = 0
     finished_at: datetime | None = None
+    forgotten: bool = False
 
 
 class Results:
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
 
     def get(self, task_id: str) -> StoredResult | None:
         """The result of a job or plain task; None when there is none, or when it was forgotten."""
         with translated():
-            document = self._database.collection(JOBS).find_one({"_id": task_id}, _FIELDS)
+            document = self.database.collection(JOBS).find_one({"_id": task_id}, _FIELDS)
             if document is None or _is_replaced(document):
-                document = self._database.collection(RESULTS).find_one({"_id": task_id})
+                document = self.database.collection(RESULTS).find_one({"_id": task_id})
                 return None if document is None else _plain_result(document)
-        return None if document.get("forgotten") else _job_result(document)
+        found = _job_result(document)
+        return None if found.forgotten else found
+
+    def get_many(self, task_ids: Sequence[str]) -> dict[str, StoredResult]:
+        """The results of these that have one, by id: as :meth:`get`, in two round trips per thousand."""
+        found: dict[str, StoredResult] = {}
+        for start in range(0, len(task_ids), CHUNK):
+            chunk = list(task_ids[start : start + CHUNK])
+            with translated():
+                for document in self.database.collection(JOBS).find({"_id": {"$in": chunk}}, _FIELDS):
+                    if not _is_replaced(document):
+                        found[document["_id"]] = _job_result(document)
+                missing = [task_id for task_id in chunk if task_id not in found]
+                for document in self.database.collection(RESULTS).find({"_id": {"$in": missing}}) if missing else ():
+                    found[document["_id"]] = _plain_result(document)
+        return {task_id: stored for task_id, stored in found.items() if not stored.forgotten}
 
     def store_plain(
         self,
@@ -71,7 +89,7 @@ class Results:
             if expires_s is not None:
                 fields["expire_at"] = {"$add": ["$$NOW", int(expires_s * 1000)]}
             kept = {"$eq": ["$status", "SUCCESS"]}
-            self._database.collection(RESULTS).update_one(
+            self.database.collection(RESULTS).update_one(
                 {"_id": task_id},
                 [{"$replaceWith": {"$cond": [kept, "$$ROOT", {"$mergeObjects": ["$$ROOT", fields]}]}}],
                 upsert=True,
@@ -80,7 +98,7 @@ class Results:
     def set_custom_state(self, task_id: str, state: str, meta: Encoded) -> None:
         """Show a state of the handler's own (``update_state``) while the job runs."""
         with translated():
-            self._database.collection(JOBS).update_one(
+            self.database.collection(JOBS).update_one(
                 {"_id": task_id, "state": JobState.RUNNING.value},
                 {"$set": {"custom": {"state": state, "meta": _encode(meta)}}},
             )
@@ -88,30 +106,30 @@ class Results:
     def forget(self, task_id: str) -> None:
         """Drop the result; the job's own record stays until its retention ends."""
         with translated():
-            self._database.collection(JOBS).update_one(
+            self.database.collection(JOBS).update_one(
                 {"_id": task_id}, {"$set": {"forgotten": True}, "$unset": {"result": "", "exception": ""}}
             )
-            self._database.collection(RESULTS).delete_one({"_id": task_id})
+            self.database.collection(RESULTS).delete_one({"_id": task_id})
 
     def save_group(self, group_id: str, ids_json: str, expires_s: float | None) -> None:
         fields: dict[str, Any] = {"group": {"$literal": ids_json}}
         if expires_s is not None:
             fields["expire_at"] = {"$add": ["$$NOW", int(expires_s * 1000)]}
         with translated():
-            self._database.collection(RESULTS).update_one({"_id": _group(group_id)}, [{"$set": fields}], upsert=True)
+            self.database.collection(RESULTS).update_one({"_id": _group(group_id)}, [{"$set": fields}], upsert=True)
 
     def restore_group(self, group_id: str) -> str | None:
         with translated():
-            document = self._database.collection(RESULTS).find_one({"_id": _group(group_id)})
+            document = self.database.collection(RESULTS).find_one({"_id": _group(group_id)})
         return None if document is None else str(document["group"])
 
     def delete_group(self, group_id: str) -> None:
         with translated():
-            self._database.collection(RESULTS).delete_one({"_id": _group(group_id)})
+            self.database.collection(RESULTS).delete_one({"_id": _group(group_id)})
 
     def ensure_indexes(self) -> None:
         with translated():
-            self._database.collection(RESULTS).create_index("expire_at", name="expire", expireAfterSeconds=0)
+            self.database.collection(RESULTS).create_index("expire_at", name="expire", expireAfterSeconds=0)
 
 
 def _is_replaced(document: Mapping[str, Any]) -> bool:
@@ -159,6 +177,7 @@ def _job_result(document: Mapping[str, Any]) -> StoredResult:
         queue=document.get("queue"),
         attempts=attempts if isinstance(attempts, int) else 0,
         finished_at=document.get("finished_at"),
+        forgotten=bool(document.get("forgotten")),
     )
 
 

@@ -29,10 +29,13 @@ from pymongo import ReadPreference
 from pymongo.command_cursor import CommandCursor
 from pymongo.errors import OperationFailure, PyMongoError
 
+from relata_celery.domain.job import JobState
+
 from .client import DEFAULT_DATABASE, MAJORITY, Database, Document, store_error
 from .codec import COLLECTION as JOBS
 from .job_queries import RUNNING
 from .mailboxes import MESSAGES
+from .results import RESULTS
 
 logger = logging.getLogger("relata_celery")
 
@@ -58,6 +61,8 @@ class Change:
 
 Queues = Callable[[], Collection[str]]
 OnChange = Callable[[Change], None]
+#: For names of interest: the stages that pick out, of all changes, what the owner is told.
+Wanted = Callable[[Collection[str]], list[Document]]
 
 
 class Watch:
@@ -69,13 +74,14 @@ class Watch:
     """
 
     def __init__(
-        self, database: Database, collection: str, queues: Queues, on_change: OnChange, *, updates: bool
+        self, database: Database, collection: str | None, queues: Queues, on_change: OnChange, wanted: Wanted
     ) -> None:
         self._database = database
         self._collection = collection
+        self._what = collection or "ends"
         self._queues = queues
         self._on_change = on_change
-        self._updates = updates
+        self._wanted = wanted
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -90,12 +96,17 @@ class Watch:
     @classmethod
     def jobs(cls, database: Database, queues: Queues, on_change: OnChange) -> Watch:
         """A watch for jobs that are published, put back into a queue, or claimed."""
-        return cls(database, JOBS, queues, on_change, updates=True)
+        return cls(database, JOBS, queues, on_change, lambda names: _of_queues(names, updates=True))
 
     @classmethod
     def mailboxes(cls, database: Database, queues: Queues, on_change: OnChange) -> Watch:
         """A watch for messages put into mailboxes."""
-        return cls(database, MESSAGES, queues, on_change, updates=False)
+        return cls(database, MESSAGES, queues, on_change, lambda names: _of_queues(names, updates=False))
+
+    @classmethod
+    def ends(cls, database: Database, queues: Queues, on_change: OnChange) -> Watch:
+        """A watch for jobs and plain tasks, whatever their queue, that have ended."""
+        return cls(database, None, queues, on_change, lambda _names: _ENDED)
 
     @property
     def healthy(self) -> bool:
@@ -112,7 +123,7 @@ class Watch:
         with self._lock:
             if self._thread is not None or self._stopping.is_set():
                 return False
-            name = f"relata-watch-{self._collection}"
+            name = f"relata-watch-{self._what}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
             return True
@@ -159,15 +170,16 @@ class Watch:
             return
         try:
             with pymongo.timeout(0.5):
-                self._target().command("killCursors", self._collection, cursors=[cursor_id])
+                self._target().command("killCursors", self._collection or "$cmd.aggregate", cursors=[cursor_id])
         except PyMongoError:
-            logger.debug("the change stream on %s was not interrupted", self._collection, exc_info=True)
+            logger.debug("the change stream on %s was not interrupted", self._what, exc_info=True)
 
     # -- on the watching thread -----------------------------------------------------------------
 
     def _run(self) -> None:
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
+            self._queues()  # whose owner may find that there is nothing to watch for, and have this rest
             self._awake.wait()
             opened_at = time.monotonic()
             failure = self._round()
@@ -184,7 +196,7 @@ class Watch:
             logger.log(
                 logging.DEBUG if pause_s == FIRST_PAUSE_S else logging.WARNING,
                 "the change stream on %s ended and is opened again: %s",
-                self._collection,
+                self._what,
                 store_error(failure) if isinstance(failure, PyMongoError) else type(failure).__name__,
                 exc_info=None if isinstance(failure, PyMongoError) else failure,
             )
@@ -210,8 +222,9 @@ class Watch:
 
     def _open(self) -> CommandCursor[Document]:
         self._followed = frozenset(self._queues())
-        cursor: CommandCursor[Document] = self._target()[self._collection].aggregate(
-            _pipeline(self._followed, updates=self._updates), maxAwaitTimeMS=int(self._await_s() * 1000)
+        target = self._target() if self._collection is None else self._target()[self._collection]
+        cursor: CommandCursor[Document] = target.aggregate(
+            [{"$changeStream": {}}, *self._wanted(self._followed)], maxAwaitTimeMS=int(self._await_s() * 1000)
         )
         self._cursor_id = cursor.cursor_id
         return cursor
@@ -235,7 +248,7 @@ class Watch:
         try:
             self._on_change(change)
         except Exception:
-            logger.exception("a listener to changes of %s failed", self._collection)
+            logger.exception("a listener to changes of %s failed", self._what)
 
     def _await_s(self) -> float:
         """How long one request waits: less than the socket does, whatever time-out its URI gave it."""
@@ -252,7 +265,7 @@ class _StreamEnded(PyMongoError):
     """The stream ended without an error (its collection was dropped or renamed)."""
 
 
-def _pipeline(queues: Collection[str], *, updates: bool) -> list[dict[str, Any]]:
+def _of_queues(queues: Collection[str], *, updates: bool) -> list[dict[str, Any]]:
     """Only what the owner is told leaves the server. Of a job put back not even its queue is known to it."""
     mine = {"$in": sorted(queues)}
     wanted: list[Document] = [{"operationType": "insert", "fullDocument.queue": mine}]
@@ -262,11 +275,23 @@ def _pipeline(queues: Collection[str], *, updates: bool) -> list[dict[str, Any]]
         wanted.append({"operationType": "update", f"{changed}.lease.queue": mine})
     fields = ("fullDocument", "updateDescription.updatedFields")
     told = {f"{where}.{name}": 1 for where in fields for name in ("queue", "run_at", "state")}
-    return [
-        {"$changeStream": {}},
-        {"$match": {"$or": wanted}},
-        {"$project": {"documentKey": 1, **told}},
-    ]
+    return [{"$match": {"$or": wanted}}, {"$project": {"documentKey": 1, **told}}]
+
+
+_TERMINAL: Document = {"$in": [state.value for state in JobState if state.terminal]}
+#: Jobs that end or are put on record as ended, and whatever is stored of plain tasks.
+_ENDED: list[Document] = [
+    {
+        "$match": {
+            "$or": [
+                {"ns.coll": JOBS, "updateDescription.updatedFields.state": _TERMINAL},
+                {"ns.coll": JOBS, "fullDocument.state": _TERMINAL},
+                {"ns.coll": RESULTS},
+            ]
+        }
+    },
+    {"$project": {"documentKey": 1}},
+]
 
 
 def _read(event: Document) -> Change:
