@@ -56,7 +56,7 @@ def make_app(uri: str, **conf: Any) -> Celery:
     made = Celery("behaviour", broker=url, backend=url, task_cls="relata_celery:LeasedTask", set_as_current=False)
     made.conf.update(conf)
     for function, options in TASKS:
-        made.task(name=function.__name__, **options)(function)
+        made.task(name=function.__name__, shared=False, **options)(function)
     return made
 
 

@@ -20,6 +20,6 @@ app = Celery(
 )
 
 
-@app.task(name="client.add")
+@app.task(name="client.add", shared=False)
 def add(x: int, y: int) -> int:
     return x + y
