@@ -33,7 +33,6 @@ class TaskOptions:
     priority: int | None = None
     ai: bool | None = None
     sensitive: bool | None = None
-    encrypted: bool | None = None
     item_id: str | None = None
     tags: tuple[str, ...] | None = None
     unique_key: str | None = None
@@ -42,6 +41,7 @@ class TaskOptions:
     time_limit: float | None = None
     default_retry_delay: float | None = None
     expires: float | datetime | str | None = None
+    encrypted: bool | None = None
 
 
 _SHORT_TEXT = f"text of 1 to {MAX_NAME} characters"

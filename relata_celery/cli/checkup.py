@@ -176,7 +176,10 @@ def _failed(name: str, exc: Exception, mend: str) -> Check:
 
 def _encryption(app: Any) -> Iterator[Check]:
     """Keys are told by name; nothing is said where neither a key nor an encrypted task is."""
-    wanted = sorted(name for name, privacy in private_tasks(app).items() if privacy == ENCRYPTED)
+    try:
+        wanted = sorted(name for name, privacy in private_tasks(app).items() if privacy == ENCRYPTED)
+    except ConfigurationError:  # wrong settings, or options of a task: told where they are looked at
+        wanted = []
     try:
         keys = Keyring.from_environment()
         if keys.names or wanted:

@@ -327,10 +327,11 @@ def test_an_encrypted_task_whose_job_came_in_the_open_is_not_run_without_a_key(
     stranger = Celery("stranger", broker=url, backend=url, set_as_current=False)
     result = stranger.send_task("conceal", (SECRET,))
     stranger.close()
-    with running_worker(APP, database_uri, tmp_path, "-c", "1", env={VARIABLE: "", "RELATA_TEST_RAN": str(ran)}) as worker:
+    environment = {VARIABLE: "", "RELATA_TEST_RAN": str(ran)}
+    with running_worker(APP, database_uri, tmp_path, "-c", "1", env=environment) as worker:
         query = {"_id": result.id, "state": "queued", "error": {"$regex": f"not run here: {VARIABLE} is not set"}}
         wait_until(lambda: database["relata_jobs"].find_one(query), PATIENCE_S, f"put back\n{worker.log[-2000:]}")
-        assert f"encrypted jobs (conceal" in worker.log
+        assert "encrypted jobs (conceal" in worker.log
     assert not ran.exists()
     with running_worker(APP, database_uri, tmp_path, "-c", "1", name="w2") as worker:
         stored = wait_job(database, result.id, "succeeded", worker)
