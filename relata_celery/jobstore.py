@@ -12,6 +12,7 @@ from .domain.job import ErrorClass, Job, JobState
 from .domain.pauses import Paused
 from .store.by_hand import Change
 from .store.jobs import Jobs
+from .store.limits import Limits
 from .store.pauses import Pauses
 from .store.stats import QueueDepth, Stats
 
@@ -34,6 +35,8 @@ class JobStore:
         self.jobs = jobs
         self._retention_failed_s = retention_failed_s
         self._pauses = Pauses(jobs.database)
+        #: The limits of the fleet: ``list``, ``get``, ``set`` and ``reset``.
+        self.limits = Limits(jobs.database)
 
     @classmethod
     def from_app(cls, app: Any) -> JobStore:

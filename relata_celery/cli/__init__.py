@@ -7,7 +7,8 @@ nothing but click: each command is loaded when it is asked for.
     reach.py      from the command line to the app's jobs
     options.py    what people type: times, states, several values
     render.py     terminal and JSON; job_page.py one job, payload.py what its message holds
-    jobs.py queues.py types.py stats.py doctor.py embedded.py demo.py    one file per noun; pausing.py of two of them
+    jobs.py queues.py types.py limits.py workers.py stats.py doctor.py embedded.py demo.py    one file per noun;
+    pausing.py    what two of them have in common
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .commands import Commands
 
 _ROOMS = {
     name: f"relata_celery.cli.{name}"
-    for name in ("demo", "doctor", "embedded", "jobs", "queues", "stats", "types")
+    for name in ("demo", "doctor", "embedded", "jobs", "limits", "queues", "stats", "types")
 }
 
 

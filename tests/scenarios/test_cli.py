@@ -263,6 +263,7 @@ def test_a_job_that_does_not_exist_is_status_1(database_uri: str) -> None:
     [
         *("stats", "doctor", "demo", "jobs list", "jobs show", "jobs retry", "jobs cancel", "jobs purge"),
         *("queues list", "queues pause", "queues resume", "types pause", "types resume"),
+        *("limits list", "limits show", "limits set", "limits reset"),
         *("embedded start", "embedded stop", "embedded status"),
     ],
 )
@@ -281,8 +282,10 @@ def test_under_celery_the_commands_are_listed() -> None:
         "doctor",
         "embedded",
         "jobs",
+        "limits",
         "queues",
         "stats",
+        "types",
     ]
 
 

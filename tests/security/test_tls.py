@@ -154,6 +154,6 @@ def test_a_uri_reaches_the_driver_as_it_was_written(uri: str) -> None:
     assert broker_uri(Connection(url)) == uri
     with app.connection_for_write() as connection:
         assert connection.transport.uri == uri
-    assert app.backend.results._database.uri == uri
+    assert app.backend.results.database.uri == uri
     assert connect(url).uri == uri
     app.close()
