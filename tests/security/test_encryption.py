@@ -152,7 +152,11 @@ def test_what_is_sealed_is_bound_to_its_job_and_to_its_key() -> None:
     assert FIRST not in repr(vars(keys))
 
 
-@pytest.mark.parametrize("wrong", ["short", FIRST[:-5], f"{FIRST},{FIRST}x", "ключ", FIRST.replace("=", "") + "!"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["short", FIRST[:-5], f"{FIRST},{FIRST}x", "ключ", FIRST.replace("=", "") + "!"],
+    ids=["too short", "a piece of one", "the second of two", "no ASCII", "an odd character"],
+)
 def test_what_is_no_key_is_refused_and_not_shown(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=r"key \d of \d is not 32 bytes in URL-safe base64") as caught:
         Keyring.from_environment({VARIABLE: wrong})
