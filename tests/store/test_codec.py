@@ -186,7 +186,7 @@ def test_every_field_that_a_pipeline_names_is_in_the_table() -> None:
                 names |= set(re.findall(r"^\$([a-z_]+)(?:\.\w+)*$", node.value))
     operators = {"set", "unset", "add", "max", "subtract", "literal", "cond", "size", "slice", "type"}
     operators |= {"eq", "gt", "lt", "lte", "gte", "in", "or", "and", "not", "ne", "expr", "exists", "regex", "options"}
-    operators |= {"match", "sort", "skip", "limit", "floor", "min"}
+    operators |= {"match", "sort", "skip", "limit", "floor", "min", "inc", "nin"}
     assert names - operators <= FIELDS.keys()
     assert {"run_at", "lease", "history"} <= names
 
