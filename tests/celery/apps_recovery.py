@@ -75,10 +75,10 @@ def hold(gate: str, number: int = 0) -> int:
     try:
         while not any(way_out.exists() for way_out in ways_out):
             time.sleep(0.02)
-    except BaseException as exc:
+        note("end")
+    except BaseException as exc:  # in a thread it may come while the end is noted
         note(f"stopped:{type(exc).__name__}")
         raise
-    note("end")
     return number
 
 
